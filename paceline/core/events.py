@@ -1,0 +1,251 @@
+"""The schema of the event log: one struct per kind, tagged by `kind`.
+
+Every figure that a person sees (display, summary, plots) is a fold over these. A line of `events.jsonl` is one struct as
+JSON with three more fields put first: `t` (unix seconds), `proc` (role of the process), `seq` (rising per process).
+Seconds are durations unless named otherwise; versions are packed int64.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all events; carries nothing."""
+
+
+class RunStarted(Event, frozen=True, tag="run.started"):
+    """The driver has checked the configuration and begins to start processes. `command_wall` is when the command began."""
+
+    run_id: str
+    life: int
+    seed: int
+    cores: int
+    threads: dict[str, int]
+    command_wall: float
+    total_steps: int
+
+
+class ProcessStarted(Event, frozen=True, tag="process.started"):
+    """One process of the run is ready."""
+
+    role: str
+    pid: int
+    threads: int
+    seconds: float
+
+
+class RunFinished(Event, frozen=True, tag="run.finished"):
+    """The last event of a run."""
+
+    outcome: Literal["completed", "interrupted", "failed"]
+    error: str
+    exit_code: int
+
+
+class SampleAdmitted(Event, frozen=True, tag="sample.admitted"):
+    """These samples (prompts with their n responses) began; each must end exactly once (L1)."""
+
+    ids: list[str]
+
+
+class SampleTrained(Event, frozen=True, tag="sample.trained"):
+    """These samples were consumed by update `step`. `lags` maps a token's version lag to the number of such tokens."""
+
+    ids: list[str]
+    step: int
+    version: int
+    lags: dict[int, int]
+
+
+class SampleDropped(Event, frozen=True, tag="sample.dropped"):
+    """These samples ended without being trained, for a named reason."""
+
+    ids: list[str]
+    reason: str
+
+
+class SampleFailed(Event, frozen=True, tag="sample.failed"):
+    """This sample could not be made; `error` says why."""
+
+    ids: list[str]
+    error: str
+
+
+class SampleShown(Event, frozen=True, tag="sample.shown"):
+    """One response for a person to look at."""
+
+    prompt: str
+    response: str
+    reward: float
+    version: int
+
+
+class TrainStep(Event, frozen=True, tag="train.step"):
+    """One optimiser update. `seconds` is its work, `wait_seconds` the wait for samples before it."""
+
+    step: int
+    version: int
+    seconds: float
+    wait_seconds: float
+    reward_mean: float
+    response_length_mean: float
+    sequences: int
+    tokens: int
+    metrics: dict[str, float]
+
+
+class SyncCaptured(Event, frozen=True, tag="sync.captured"):
+    """The snapshot is taken; the optimiser is free from here."""
+
+    version: int
+    bytes: int
+    digest: str
+    seconds: float
+    wait_seconds: float
+
+
+class SyncStaged(Event, frozen=True, tag="sync.staged"):
+    """One replica holds the new version beside the one it serves. `verified`: it recomputed the digest and it was equal."""
+
+    replica: str
+    version: int
+    seconds: float
+    verified: bool
+
+
+class SyncConfirmed(Event, frozen=True, tag="sync.confirmed"):
+    """One replica serves the new version. `pause_seconds`: from its last step under the old to the first possible step
+    under the new one."""
+
+    replica: str
+    version: int
+    pause_seconds: float
+    digest: str
+
+
+class SyncCompleted(Event, frozen=True, tag="sync.completed"):
+    """Every READY replica is confirmed or fenced; the version is published."""
+
+    version: int
+    mode: Literal["full", "delta"]
+    bytes: int
+    seconds: float
+    phases: dict[str, float]
+    pauses: dict[str, float]
+    fenced: list[str]
+    verified: bool
+
+
+class SyncAborted(Event, frozen=True, tag="sync.aborted"):
+    """A sync ended without publication; replicas serve what they served before."""
+
+    version: int
+    phase: str
+    error: str
+
+
+class GenerationWindow(Event, frozen=True, tag="generation.window"):
+    """What one replica did in a window of about one second."""
+
+    replica: str
+    version: int
+    seconds: float
+    busy_seconds: float
+    steps: int
+    tokens: int
+    validation_tokens: int
+    running: int
+    waiting: int
+
+
+class QueueLevel(Event, frozen=True, tag="queue.level"):
+    """Samples in the message queue."""
+
+    size: int
+    capacity: int
+
+
+class AdmissionLevel(Event, frozen=True, tag="admission.level"):
+    """Staleness budget of the rollouter: samples used and allowed in this version's window."""
+
+    used: int
+    allowed: int
+    in_flight: int
+
+
+class ValidationStarted(Event, frozen=True, tag="validation.started"):
+    """A validation pinned this version."""
+
+    version: int
+    problems: int
+
+
+class ValidationFinished(Event, frozen=True, tag="validation.finished"):
+    """Result of the validation of this version; `step` is the trainer's step that made it."""
+
+    version: int
+    step: int
+    accuracy: float
+    problems: int
+    seconds: float
+    response_length_mean: float
+
+
+class ValidationSkipped(Event, frozen=True, tag="validation.skipped"):
+    """A requested validation that did not run or failed; there is one record per requested version."""
+
+    version: int
+    reason: str
+
+
+class WaitBegan(Event, frozen=True, tag="wait.began"):
+    """`who` has been waiting for `what` for a while."""
+
+    who: str
+    what: str
+    since_wall: float
+
+
+class WaitEnded(Event, frozen=True, tag="wait.ended"):
+    """The wait announced by `wait.began` is over."""
+
+    who: str
+    what: str
+    seconds: float
+
+
+AnyEvent = (
+    RunStarted
+    | ProcessStarted
+    | RunFinished
+    | SampleAdmitted
+    | SampleTrained
+    | SampleDropped
+    | SampleFailed
+    | SampleShown
+    | TrainStep
+    | SyncCaptured
+    | SyncStaged
+    | SyncConfirmed
+    | SyncCompleted
+    | SyncAborted
+    | GenerationWindow
+    | QueueLevel
+    | AdmissionLevel
+    | ValidationStarted
+    | ValidationFinished
+    | ValidationSkipped
+    | WaitBegan
+    | WaitEnded
+)
+
+
+class EventSink(Protocol):
+    """Where a component puts its events. Never blocks for long, never raises into the loop."""
+
+    def emit(self, event: Event) -> None:
+        """Record one event."""
+        ...

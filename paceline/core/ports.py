@@ -1,0 +1,328 @@
+"""Seams of paceline: what the loops (sync, rollout, train, queue) are handed, and never import.
+
+Each port is short and has at least two implementations; `tests/contract` runs one suite against every one of them. Methods
+that may block are coroutines; plain methods are computations that the caller runs through the `Work` port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from paceline.core.commands import (
+    CaptureCommand,
+    CaptureReport,
+    ExchangeReply,
+    ExchangeRequest,
+    QueueStatistics,
+    ReplicaReport,
+    StageCommand,
+    StageReport,
+    SwapCommand,
+    SwapReport,
+    SyncReport,
+)
+from paceline.core.manifest import WeightManifest
+from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, TrainBatch
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Time of the loops. `now` is monotonic seconds for durations, `wall` unix seconds for deadlines and logs."""
+
+    def now(self) -> float: ...
+
+    def wall(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Work(Protocol):
+    """Where CPU work of a loop runs: a thread of the process, or inline under the virtual clock."""
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Run `job` and return its result; its exception is raised here."""
+        ...
+
+
+# ---- trainer side ---------------------------------------------------------------------------------------------------
+
+
+class TrainBackend(Protocol):
+    """Forward, backward, step; knows nothing of replicas, queues or versions."""
+
+    def update(self, batch: TrainBatch) -> dict[str, float]:
+        """One optimiser step over the batch; returns metrics (`actor/...`)."""
+        ...
+
+    def named_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """All parameters and persistent buffers, every name of tied weights included, in a stable order."""
+        ...
+
+    def save_pretrained(self, directory: str) -> None:
+        """Write the model as a Hugging Face directory."""
+        ...
+
+
+class WeightSender(Protocol):
+    """Trainer's end of a checkpoint engine: turns live tensors into a published version."""
+
+    def capture(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
+        """Copy the tensors into a free arena and take the digest. Raises SyncError classes; never blocks on leases."""
+        ...
+
+    def blocking_holders(self) -> Sequence[str]:
+        """Names of lease holders that keep `capture` from finding a free arena; empty when one is free."""
+        ...
+
+    def close(self) -> None:
+        """Release arenas and sockets."""
+        ...
+
+
+# ---- replica side ---------------------------------------------------------------------------------------------------
+
+
+class StagedWeights(Protocol):
+    """One version, whole and verified, mapped or copied beside the served one; holds its lease until `release`."""
+
+    @property
+    def manifest(self) -> WeightManifest: ...
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """All names, aliases included (aliased names share storage)."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Hex digest that the receiver computed over the staged bytes; "" when verification is off."""
+        ...
+
+    def release(self) -> None:
+        """Give up the lease; the tensors must not be used afterwards."""
+        ...
+
+
+class WeightReceiver(Protocol):
+    """Replica's end of a checkpoint engine."""
+
+    def stage(self, manifest: WeightManifest) -> StagedWeights:
+        """Fetch, map or copy, touch every page, verify. Raises SyncError classes; leaves nothing behind on error."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InferenceEngine(Protocol):
+    """One inference library with one set of weights. Not thread-safe: steps and swaps never overlap."""
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of every tensor the engine serves from, aliases included."""
+        ...
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Serve from these tensors from the next step on; in-flight sequences follow the engine's KV policy.
+
+        Raises CoverageError and changes nothing when names, dtypes, shapes or layouts differ.
+        """
+        ...
+
+    def served_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The tensors the engine reads now, by every name: proof of what is served."""
+        ...
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; a request that carries response tokens is continued."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> list[Completion]:
+        """Take these requests out and return what they have, with finish reason "abort"."""
+        ...
+
+    def step(self) -> list[Completion]:
+        """One decode step (prefill of admitted requests included); returns sequences that finished in it."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """Packed version of the bound weights."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a place."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a place yet."""
+        ...
+
+    @property
+    def tokens_generated(self) -> int:
+        """Response tokens sampled since the engine was made."""
+        ...
+
+
+class WeightTransactionPort(Protocol):
+    """The versions a replica holds (`sync.weight_transaction`), as its decode loop sees them."""
+
+    @property
+    def serving(self) -> StagedWeights | None: ...
+
+    def report(self) -> ReplicaReport: ...
+
+    def stage(self, command: StageCommand) -> StageReport: ...
+
+    def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None: ...
+
+    def discard(self, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ServingBoard(Protocol):
+    """Tells processes outside what a replica serves, so that they can check it for themselves."""
+
+    def publish(self, version: int, digest: str, manifest: WeightManifest, engine: InferenceEngine) -> None: ...
+
+
+# ---- rollout side ---------------------------------------------------------------------------------------------------
+
+
+class PromptSource(Protocol):
+    """Prompts for training in a seeded order, without end unless the data ends; validation prompts as a list."""
+
+    def next_prompt(self) -> Prompt | None: ...
+
+    def validation_prompts(self) -> Sequence[Prompt]: ...
+
+
+class RewardFn(Protocol):
+    """Scores one response."""
+
+    async def score(self, prompt: Prompt, response_text: str) -> float: ...
+
+
+class TextDecoder(Protocol):
+    """Token ids to text, for rewards and people only."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class ReplicaControl(Protocol):
+    """A replica as the rollouter and the checkpoint engine manager see it (an actor handle, or the object itself)."""
+
+    @property
+    def replica_id(self) -> str: ...
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeReply: ...
+
+    async def stage(self, command: StageCommand) -> StageReport: ...
+
+    async def swap(self, command: SwapCommand) -> SwapReport:
+        """Pause between two decode steps, swap, prove, resume; all of it inside the replica."""
+        ...
+
+    async def discard_staged(self, version: int) -> None:
+        """Forget a staged version that will not be swapped in; unknown versions are ignored."""
+        ...
+
+    async def pin(self, version: int) -> bool:
+        """Keep this version servable for requests with `pinned_version`; False when it is not the served one."""
+        ...
+
+    async def unpin(self, version: int) -> None: ...
+
+    async def pause(self) -> None:
+        """After this returns no decode step runs until `resume`; idempotent."""
+        ...
+
+    async def resume(self) -> None:
+        """Idempotent."""
+        ...
+
+    async def report(self) -> ReplicaReport: ...
+
+
+# ---- the parts as the synchronizer and the task runner see them -------------------------------------------------------
+
+
+class TrainerControl(Protocol):
+    """`FullyAsyncTrainer` as the synchronizer sees it."""
+
+    async def capture_weights(self, command: CaptureCommand) -> CaptureReport: ...
+
+
+class RolloutControl(Protocol):
+    """`FullyAsyncRollouter` as the synchronizer sees it."""
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def update_param_version(
+        self, version: int, validate: bool, global_steps: int, use_trainer_do_validate: bool
+    ) -> None: ...
+
+    async def wait_validations(self) -> None:
+        """Return once no validation runs or is waiting."""
+        ...
+
+    def get_rollout_wg(self) -> Sequence[ReplicaControl]:
+        """The replicas."""
+        ...
+
+
+class SynchronizerControl(Protocol):
+    """`ParameterSynchronizer` as the trainer sees it."""
+
+    async def sync_weights(
+        self, version: int, validate: bool = False, global_steps: int = 0, use_trainer_do_validate: bool = False
+    ) -> SyncReport: ...
+
+    async def wait_last_valid(self) -> None: ...
+
+
+class QueueControl(Protocol):
+    """`MessageQueue` as all others see it. Items are opaque bytes (`core.sample.encode_sample`)."""
+
+    async def put_samples(self, items: Sequence[bytes]) -> int:
+        """Wait for room, then append all; returns the queue length."""
+        ...
+
+    async def get_samples(self, count: int, wait_seconds: float) -> tuple[list[bytes], int]:
+        """Up to `count` items, as soon as at least one is there or the wait is over, and the queue length left.
+
+        Raises QueueClosed once closed and drained, ProducerFailed when a producer failed.
+        """
+        ...
+
+    async def update_param_version(self, version: int) -> None: ...
+
+    async def get_statistics(self) -> QueueStatistics: ...
+
+    async def finish(self, producer: str) -> None:
+        """This producer has put its last sample."""
+        ...
+
+    async def fail(self, producer: str, error: str) -> None:
+        """This producer failed; consumers get ProducerFailed once the queue is drained."""
+        ...
+
+
+class RolloutLog(Protocol):
+    """The record of every response, per version at which it ended."""
+
+    def record(self, sample: Sample, version: int, fate: Literal["trained", "dropped", "failed"]) -> None: ...
+
+    def flush(self) -> None:
+        """Write out what was recorded."""
+        ...
+
+

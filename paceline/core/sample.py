@@ -1,0 +1,111 @@
+"""Records that flow from the prompt data set to the trainer.
+
+A *sample* is a prompt with its `rollout.n` responses; it is the unit of admission, of the ledger (L1) and of the batch.
+Per-token lists of a response always have equal length. Versions are packed int64 (`core.version`).
+All records are msgspec structs: they cross processes as msgpack, never as pickles.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` -1 are off.
+
+    Example: `SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=8, stop_token_ids=(2,), stop=())`.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+
+
+class Prompt(msgspec.Struct, frozen=True, array_like=True):
+    """One row of a data set, tokenised once. `prompt_id` is unique within an epoch."""
+
+    prompt_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    ground_truth: str
+    data_source: str
+
+
+class GenerationRequest(msgspec.Struct, array_like=True):
+    """One response to be generated, or continued when `response_ids` is not empty.
+
+    `pinned_version` None means the live weights; a packed version means weights pinned for a validation.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    response_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[float] = msgspec.field(default_factory=list)
+    versions: list[int] = msgspec.field(default_factory=list)
+    pinned_version: int | None = None
+
+
+class Completion(msgspec.Struct, array_like=True):
+    """What an engine made of a request: all tokens of the response, with natural-log probabilities of the sampled
+    distribution and the packed version that made each. A stop token that was sampled is the last id."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+
+
+class Response(msgspec.Struct, array_like=True):
+    """A scored completion. `text` is decoded for rewards and people only; it is never re-encoded (V8)."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+    text: str
+    reward: float
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """A prompt with its scored responses. `life` is the life of the run that admitted it."""
+
+    sample_id: str
+    life: int
+    prompt: Prompt
+    responses: list[Response]
+
+
+class TrainSequence(msgspec.Struct, array_like=True):
+    """One response as the train backend needs it; `loss_mask` is 1 where a token counts in the loss."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: list[int]
+    rollout_logprobs: list[float]
+    loss_mask: list[int]
+    advantage: float
+
+
+class TrainBatch(msgspec.Struct):
+    """All sequences of one update (of `ppo_mini_batch_size * require_batches` samples)."""
+
+    sequences: list[TrainSequence]
+    temperature: float
+
+
+def encode_sample(sample: Sample) -> bytes:
+    """Msgpack bytes of a sample, as they cross the message queue."""
+    return msgspec.msgpack.encode(sample)
+
+
+def decode_sample(data: bytes) -> Sample:
+    """Inverse of `encode_sample`; refuses anything of another shape."""
+    return msgspec.msgpack.decode(data, type=Sample)
