@@ -1,0 +1,153 @@
+"""WeightTransaction: the replica's side of a sync.
+
+Law: a version exists here only after its swap was confirmed (V1); no decode step sees half-applied weights (V6); what comes
+late or belongs to another life is refused and changes nothing.
+
+States: JOINING -> READY(v) -> UPDATING -> READY(w), or FENCED when neither the new nor the old version can be proved.
+Staged weights lie beside the served ones until they are swapped in or discarded. `swap` must run between two decode steps.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from paceline.core.commands import ReplicaReport, ReplicaState, StageCommand, StageReport, SwapCommand
+from paceline.core.errors import DigestMismatch, LateCommand, PacelineError, SyncError, VersionError
+from paceline.core.ports import Clock, InferenceEngine, ServingBoard, StagedWeights, WeightReceiver
+from paceline.core.version import Version
+
+
+class WeightTransaction:
+    """The versions one replica holds: the served one and the staged ones."""
+
+    def __init__(
+        self, *, replica_id: str, life: int, receiver: WeightReceiver, board: ServingBoard, clock: Clock
+    ) -> None:
+        self._replica_id = replica_id
+        self._life = life
+        self._receiver = receiver
+        self._board = board
+        self._clock = clock
+        self._state: ReplicaState = "joining"
+        self._serving: StagedWeights | None = None
+        self._staged: dict[int, StagedWeights] = {}
+        self._staged_lock = threading.Lock()  # staging runs in a worker thread beside the decode loop
+
+    @property
+    def state(self) -> ReplicaState:
+        """Where this replica stands."""
+        return self._state
+
+    @property
+    def serving(self) -> StagedWeights | None:
+        """The confirmed weights, None before the first."""
+        return self._serving
+
+    def report(self) -> ReplicaReport:
+        """The state as others see it."""
+        serving = self._serving
+        version = serving.manifest.version if serving else None
+        digest = serving.manifest.digest if serving else ""
+        return ReplicaReport(replica=self._replica_id, state=self._state, version=version, digest=digest)
+
+    def stage(self, command: StageCommand) -> StageReport:
+        """Fetch and verify a version beside the served one; runs in a worker thread.
+
+        Raises:
+            LateCommand, VersionError, SyncError: nothing has changed here.
+        """
+        manifest = command.manifest
+        self._refuse_late(manifest.version, command.deadline_wall)
+        if self._serving is not None and manifest.version <= self._serving.manifest.version:
+            served = Version.unpack(self._serving.manifest.version)
+            raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(manifest.version)} is not newer")
+        began = self._clock.now()
+        staged = self._receiver.stage(manifest)
+        with self._staged_lock:
+            previous = self._staged.pop(manifest.version, None)
+            self._staged[manifest.version] = staged
+        if previous is not None:
+            previous.release()
+        seconds = self._clock.now() - began
+        return StageReport(replica=self._replica_id, version=manifest.version, digest=staged.digest, seconds=seconds)
+
+    def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None:
+        """Serve the staged version from the next step on; returns the weights served before, to be released by the caller
+        once nobody uses them.
+
+        Raises:
+            SyncError: the engine refused or could not be proved to serve the version. It serves the old version again, or,
+                where that cannot be proved either, the replica is FENCED.
+        """
+        self._refuse_late(command.version, command.deadline_wall)
+        with self._staged_lock:
+            staged = self._staged.get(command.version)
+        if staged is None:
+            raise SyncError(f"{self._replica_id}: version {Version.unpack(command.version)} is not staged")
+        previous = self._serving
+        self._state = "updating"
+        try:
+            engine.bind(staged.tensors, command.version)
+            self._prove(engine, staged)
+            self._board.publish(command.version, staged.manifest.digest, staged.manifest, engine)
+        except PacelineError:
+            self._restore(engine, previous)
+            raise
+        with self._staged_lock:
+            del self._staged[command.version]
+        self._serving = staged
+        self._state = "ready"
+        return previous
+
+    def discard(self, version: int) -> None:
+        """Forget a staged version; unknown ones are ignored."""
+        with self._staged_lock:
+            staged = self._staged.pop(version, None)
+        if staged is not None:
+            staged.release()
+
+    def close(self) -> None:
+        """Release everything."""
+        with self._staged_lock:
+            held = list(self._staged.values())
+            self._staged.clear()
+        for staged in held:
+            staged.release()
+        if self._serving is not None:
+            self._serving.release()
+            self._serving = None
+        self._receiver.close()
+
+    def _restore(self, engine: InferenceEngine, previous: StagedWeights | None) -> None:
+        if previous is None:
+            self._state = "joining"
+            return
+        try:
+            engine.bind(previous.tensors, previous.manifest.version)
+            self._prove(engine, previous)
+        except PacelineError:
+            self._state = "fenced"
+        else:
+            self._state = "ready"
+
+    def _prove(self, engine: InferenceEngine, staged: StagedWeights) -> None:
+        """The engine reads the staged bytes themselves: same addresses, shapes and dtypes under every name."""
+        served = engine.served_tensors()
+        wrong = [
+            name
+            for name, tensor in staged.tensors.items()
+            if name not in served
+            or served[name].data_ptr() != tensor.data_ptr()
+            or served[name].shape != tensor.shape
+            or served[name].dtype != tensor.dtype
+        ]
+        if wrong:
+            names = ", ".join(sorted(wrong)[:8])
+            raise DigestMismatch(f"{self._replica_id} does not serve the staged bytes of {len(wrong)} tensors: {names}")
+
+    def _refuse_late(self, version: int, deadline_wall: float) -> None:
+        life = Version.unpack(version).life
+        if life != self._life:
+            raise LateCommand(f"{self._replica_id} lives in life {self._life}; a command of life {life} is refused")
+        if self._clock.wall() > deadline_wall:
+            raise LateCommand(f"{self._replica_id}: a command for {Version.unpack(version)} came after its deadline")

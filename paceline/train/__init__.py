@@ -1,0 +1,1 @@
+"""The trainer's loop: samples in, updates, versions out."""

@@ -1,0 +1,246 @@
+"""FullyAsyncTrainer: consumes samples, makes updates, starts a weight sync every `trigger_parameter_sync_step` updates.
+
+consumes: samples (batcher); produces: updates, versions; waits for: samples, its own snapshot, the sync before the last one;
+unblocked by: the message queue, `capture_weights`, the synchronizer.
+
+Law: the trainer is blocked by a sync only until its snapshot is taken (CAPTURED). A token's lag is taken when its sample is
+consumed: captured version minus the token's version (V7). Version 0 is captured before the first update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.algo.advantage import group_advantages
+from paceline.core.commands import CaptureCommand, CaptureReport, SyncReport
+from paceline.core.config import Config
+from paceline.core.errors import DeadlineExceeded, LateCommand, VersionError
+from paceline.core.events import EventSink, SampleTrained, TrainStep
+from paceline.core.ports import (
+    Clock,
+    QueueControl,
+    RolloutLog,
+    SynchronizerControl,
+    TrainBackend,
+    WeightSender,
+    Work,
+)
+from paceline.core.sample import Sample, TrainBatch, TrainSequence
+from paceline.core.version import Version, version_lag
+from paceline.core.waits import Waits
+from paceline.train.batcher import Batcher
+
+ARENA_POLL_SECONDS = 0.005
+
+
+class FullyAsyncTrainer:
+    """The trainer's loop over its worker group (one backend)."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        life: int,
+        backend: TrainBackend,
+        sender: WeightSender,
+        queue: QueueControl,
+        work: Work,
+        rollout_log: RolloutLog,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._config = config
+        self._life = life
+        self._backend = backend
+        self._sender = sender
+        self._work = work
+        self._rollout_log = rollout_log
+        self._clock = clock
+        self._events = events
+        self._waits = Waits(who="trainer", clock=clock, events=events)
+        self._batcher = Batcher(
+            queue=queue,
+            life=life,
+            required_samples=config.required_samples,
+            stall_seconds=config.trainer.stall_timeout_seconds,
+            clock=clock,
+            events=events,
+        )
+        self._step = 0
+        self._captured: Version | None = None
+        self._capture_done = asyncio.Event()
+        self._sync: asyncio.Task[SyncReport] | None = None
+
+    def get_actor_wg(self) -> Sequence[TrainBackend]:
+        """The actor worker group: one rank."""
+        return [self._backend]
+
+    def get_current_param_version(self) -> int:
+        """The captured version (packed), -1 before the first."""
+        return -1 if self._captured is None else self._captured.packed
+
+    async def fit(self, synchronizer: SynchronizerControl) -> None:
+        """Train to the end of the data; returns after the last version is published and validated."""
+        await self._start_sync(synchronizer, self._config.trainer.val_before_train)
+        trigger = self._config.async_training.trigger_parameter_sync_step
+        total = self._config.total_steps
+        while self._step < total:
+            waited_from = self._clock.now()
+            samples = await self._next_batch()
+            if samples is None:
+                break
+            await self._update(samples, self._clock.now() - waited_from)
+            if self._step % trigger == 0 and self._step < total:
+                await self._start_sync(synchronizer, self._validation_is_due())
+        await self._finish(synchronizer)
+
+    async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
+        """Take the snapshot that the synchronizer asks for; waits for a free arena.
+
+        Raises:
+            LateCommand: past its deadline, or of another life. DeadlineExceeded: no arena came free; names its holders.
+        """
+        version = Version.unpack(command.version)
+        if version.life != self._life:
+            raise LateCommand(f"trainer lives in life {self._life}; a capture for life {version.life} is refused")
+        if self._captured is not None and version <= self._captured:
+            raise VersionError(f"trainer has captured {self._captured}; {version} is not newer")
+        began = self._clock.now()
+        await self._free_arena(command.deadline_wall)
+        free_at = self._clock.now()
+        manifest = await self._work.run(lambda: self._sender.capture(self._backend.named_tensors(), command.version))
+        self._captured = version
+        self._capture_done.set()
+        return CaptureReport(manifest=manifest, seconds=self._clock.now() - free_at, wait_seconds=free_at - began)
+
+    async def save_pretrained(self, directory: str) -> None:
+        """Write the model as a Hugging Face directory."""
+        await self._work.run(lambda: self._backend.save_pretrained(directory))
+
+    async def _next_batch(self) -> list[Sample] | None:
+        """The next batch; a sync that fails meanwhile is raised here, not at the deadline of the samples it kept away."""
+        batch = asyncio.ensure_future(self._batcher.next_batch())
+        try:
+            while not batch.done():
+                watched: set[asyncio.Future[Any]] = {batch} if self._sync is None else {batch, self._sync}
+                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                if self._sync is not None and self._sync.done():
+                    await self._end_of_sync()
+            return batch.result()
+        finally:
+            batch.cancel()
+
+    async def _free_arena(self, deadline_wall: float) -> None:
+        while holders := self._sender.blocking_holders():
+            if self._clock.wall() > deadline_wall:
+                names = ", ".join(holders)
+                raise DeadlineExceeded(f"the trainer found no free arena: all are held by {names}", names, 0.0)
+            await self._clock.sleep(ARENA_POLL_SECONDS)
+
+    async def _update(self, samples: list[Sample], wait_seconds: float) -> None:
+        began = self._clock.now()
+        self._step += 1
+        lags = self._lags(samples)
+        batch = self._train_batch(samples)
+        metrics = await self._work.run(lambda: self._backend.update(batch))
+        seconds = self._clock.now() - began
+        self._record(samples, batch, lags)
+        responses = [response for sample in samples for response in sample.responses]
+        tokens = sum(len(response.token_ids) for response in responses)
+        self._events.emit(
+            TrainStep(
+                step=self._step,
+                version=self.get_current_param_version(),
+                seconds=seconds,
+                wait_seconds=wait_seconds,
+                reward_mean=sum(response.reward for response in responses) / len(responses),
+                response_length_mean=tokens / len(responses),
+                sequences=len(batch.sequences),
+                tokens=tokens,
+                metrics=metrics,
+            )
+        )
+
+    def _lags(self, samples: list[Sample]) -> dict[int, int]:
+        if self._captured is None:
+            raise VersionError("a sample came before the first version was captured")
+        versions = Counter(v for sample in samples for response in sample.responses for v in response.versions)
+        lags: Counter[int] = Counter()
+        for packed, count in versions.items():
+            lags[version_lag(self._captured, Version.unpack(packed))] += count
+        return dict(lags)
+
+    def _train_batch(self, samples: list[Sample]) -> TrainBatch:
+        sequences: list[TrainSequence] = []
+        for sample in samples:
+            rewards = [response.reward for response in sample.responses]
+            advantages = group_advantages(rewards, self._config.algorithm.adv_estimator)
+            sequences.extend(
+                TrainSequence(
+                    prompt_ids=sample.prompt.token_ids,
+                    response_ids=response.token_ids,
+                    rollout_logprobs=response.logprobs,
+                    loss_mask=[1] * len(response.token_ids),
+                    advantage=advantage,
+                )
+                for response, advantage in zip(sample.responses, advantages, strict=True)
+                if advantage is not None
+            )
+        return TrainBatch(sequences=sequences, temperature=self._config.rollout.temperature)
+
+    def _record(self, samples: list[Sample], batch: TrainBatch, lags: dict[int, int]) -> None:
+        version = self.get_current_param_version()
+        self._events.emit(
+            SampleTrained(ids=[sample.sample_id for sample in samples], step=self._step, version=version, lags=lags)
+        )
+        for sample in samples:
+            self._rollout_log.record(sample, version, "trained")
+        self._rollout_log.flush()
+
+    def _validation_is_due(self) -> bool:
+        frequency = self._config.trainer.test_freq
+        next_n = 0 if self._captured is None else self._captured.n + 1
+        return frequency > 0 and next_n % frequency == 0
+
+    async def _start_sync(self, synchronizer: SynchronizerControl, validate: bool) -> None:
+        """Begin the next sync once the one before has ended; returns when the snapshot is taken."""
+        await self._end_of_sync()
+        version = Version(self._life, 0) if self._captured is None else self._captured.next()
+        self._capture_done.clear()
+        self._sync = asyncio.ensure_future(
+            synchronizer.sync_weights(version.packed, validate=validate, global_steps=self._step)
+        )
+        captured = asyncio.ensure_future(self._capture_done.wait())
+        try:
+            await self._waits.bounded(
+                asyncio.wait({captured, self._sync}, return_when=asyncio.FIRST_COMPLETED),
+                seconds=self._config.checkpoint_engine.sync_timeout_seconds,
+                what=f"the snapshot of version {version}",
+                culprit="parameter synchronizer",
+            )
+        finally:
+            captured.cancel()
+        if self._sync.done():
+            self._sync.result()
+
+    async def _end_of_sync(self) -> None:
+        if self._sync is None:
+            return
+        await self._waits.bounded(
+            self._sync,
+            seconds=4 * self._config.checkpoint_engine.sync_timeout_seconds,
+            what="the end of the sync before",
+            culprit="parameter synchronizer",
+        )
+        self._sync = None
+
+    async def _finish(self, synchronizer: SynchronizerControl) -> None:
+        """Publish and validate what was trained last; the pin of an earlier validation is free by then."""
+        await self._end_of_sync()
+        await synchronizer.wait_last_valid()
+        await self._start_sync(synchronizer, validate=True)
+        await self._end_of_sync()
+        await synchronizer.wait_last_valid()
