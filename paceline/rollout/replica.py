@@ -1,0 +1,290 @@
+"""Replica: the decode loop of one inference replica.
+
+consumes: requests (`exchange`), stage / swap / pin / pause commands; produces: completions; waits for: requests, `resume`;
+unblocked by: `exchange`, `swap`, `resume`, `close`.
+
+Law: everything that changes what a decode step may see (swap, pause, pin) runs *between* two steps, in the loop's own task, so
+after `pause()` returned no step runs until `resume()`, and no step sees half-applied weights (V6). Live requests are refused
+before the first confirmed version (V5).
+
+Sessions: the live engine serves the newest version; with `partial_rollout` off a swap leaves sequences in flight to a draining
+session on their old version; a pinned session serves one version for a validation. Each holds its weights' lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.commands import (
+    ExchangeReply,
+    ExchangeRequest,
+    ReplicaReport,
+    StageCommand,
+    StageReport,
+    SwapCommand,
+    SwapReport,
+)
+from paceline.core.errors import PacelineError, SyncError, WorkerDied
+from paceline.core.events import EventSink
+from paceline.core.ports import Clock, InferenceEngine, StagedWeights, WeightTransactionPort, Work
+from paceline.core.sample import GenerationRequest
+from paceline.rollout.generation_meter import GenerationMeter
+from paceline.rollout.outbox import Outbox
+
+
+@dataclass(slots=True)
+class _Session:
+    engine: InferenceEngine
+    staged: StagedWeights | None
+    pinned: bool
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.running + self.engine.waiting > 0
+
+
+class Replica:
+    """One replica; `run` is its loop, everything else is called from outside while it runs."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: str,
+        make_engine: Callable[[], InferenceEngine],
+        transaction: WeightTransactionPort,
+        partial_rollout: bool,
+        decode_work: Work,
+        stage_work: Work,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._replica_id = replica_id
+        self._make_engine = make_engine
+        self._transaction = transaction
+        self._partial_rollout = partial_rollout
+        self._decode_work = decode_work
+        self._stage_work = stage_work
+        self._clock = clock
+        self._live = _Session(engine=make_engine(), staged=None, pinned=False)
+        self._draining: list[_Session] = []
+        self._pinned: dict[int, _Session] = {}
+        self._idle_engines: list[InferenceEngine] = []
+        self._between: deque[tuple[Callable[[], object], asyncio.Future[object]]] = deque()
+        self._wake = asyncio.Event()
+        self._paused = False
+        self._closing = False
+        self._turn = 0
+        self._last_step_ended = float("-inf")
+        self._known: set[str] = set()
+        self._outbox = Outbox(clock=clock)
+        self._meter = GenerationMeter(replica_id=replica_id, clock=clock, events=events)
+
+    @property
+    def replica_id(self) -> str:
+        """Name of this replica, for example `replica-0`."""
+        return self._replica_id
+
+    async def run(self) -> None:
+        """Decode until `close`. An engine's error ends the loop and reaches the caller."""
+        while not self._closing:
+            self._run_between_steps()
+            session = None if self._paused else self._next_session()
+            if session is None:
+                self._wake.clear()
+                if not self._between and not self._closing:
+                    await self._wake.wait()
+                continue
+            await self._step(session)
+        self._meter.flush(self._live.engine)
+        self._fail_commands()
+
+    async def close(self) -> None:
+        """End the loop and release all weights."""
+        self._closing = True
+        self._wake.set()
+
+    # -- generation ----------------------------------------------------------------------------------------------------
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
+        """New requests in, finished completions out; a request that is known already is not taken twice.
+
+        Raises:
+            SyncError: a live request before the first confirmed version, or a pinned one whose version is not pinned.
+        """
+        self._outbox.acknowledge(request.acknowledged)
+        self._accept([r for r in request.requests if r.request_id not in self._known])
+        number, completions = await self._outbox.collect(request.wait_seconds)
+        sessions = self._sessions()
+        return ExchangeReply(
+            batch=number,
+            completions=completions,
+            running=sum(s.engine.running for s in sessions),
+            waiting=sum(s.engine.waiting for s in sessions),
+        )
+
+    def _accept(self, requests: list[GenerationRequest]) -> None:
+        for request in requests:
+            if request.pinned_version is None and self._live.staged is None:
+                raise SyncError(f"{self._replica_id} has no confirmed version yet; requests are refused")
+            if request.pinned_version is not None and request.pinned_version not in self._pinned:
+                raise SyncError(f"{self._replica_id} has not pinned version {request.pinned_version}")
+        self._known.update(request.request_id for request in requests)
+        live = [r for r in requests if r.pinned_version is None]
+        if live:
+            self._live.engine.add(live)
+        for version, session in self._pinned.items():
+            mine = [r for r in requests if r.pinned_version == version]
+            if mine:
+                session.engine.add(mine)
+        if requests:
+            self._wake.set()
+
+    async def _step(self, session: _Session) -> None:
+        began = self._clock.now()
+        before = session.engine.tokens_generated
+        finished = await self._decode_work.run(session.engine.step)
+        self._last_step_ended = self._clock.now()
+        tokens = session.engine.tokens_generated - before
+        self._meter.step(
+            seconds=self._last_step_ended - began,
+            tokens=0 if session.pinned else tokens,
+            validation_tokens=tokens if session.pinned else 0,
+            live=self._live.engine,
+        )
+        self._known.difference_update(completion.request_id for completion in finished)
+        self._outbox.put(finished)
+        if session in self._draining and not session.has_work:
+            self._draining.remove(session)
+            self._retire(session)
+        await asyncio.sleep(0)  # commands and exchanges get their turn between two steps
+
+    def _next_session(self) -> _Session | None:
+        busy = [s for s in self._sessions() if s.has_work]
+        if not busy:
+            return None
+        self._turn += 1
+        return busy[self._turn % len(busy)]
+
+    def _sessions(self) -> list[_Session]:
+        return [self._live, *self._draining, *self._pinned.values()]
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def stage(self, command: StageCommand) -> StageReport:
+        """Stage a version beside generation."""
+        return await self._stage_work.run(lambda: self._transaction.stage(command))
+
+    async def swap(self, command: SwapCommand) -> SwapReport:
+        """Pause between two steps, swap, prove, resume."""
+        report: SwapReport = await self._between_steps(lambda: self._swap_now(command))
+        return report
+
+    async def discard_staged(self, version: int) -> None:
+        """Forget a staged version."""
+        self._transaction.discard(version)
+
+    async def report(self) -> ReplicaReport:
+        """State, confirmed version and its digest."""
+        return self._transaction.report()
+
+    async def pin(self, version: int) -> bool:
+        """Serve this version to pinned requests until `unpin`; False when it is not the one served now."""
+        if version in self._pinned:
+            return True
+        engine = self._idle_engines.pop() if self._idle_engines else await self._stage_work.run(self._make_engine)
+        pinned: bool = await self._between_steps(lambda: self._pin_now(version, engine))
+        return pinned
+
+    async def unpin(self, version: int) -> None:
+        """End a pinned session; harmless when there is none. What it still held is given back as aborted."""
+        await self._between_steps(lambda: self._unpin_now(version))
+
+    async def pause(self) -> None:
+        """After this no decode step runs until `resume`; pausing twice is harmless."""
+        self._paused = True
+        await self._between_steps(lambda: None)
+
+    async def resume(self) -> None:
+        """Go on; resuming twice is harmless."""
+        self._paused = False
+        self._wake.set()
+
+    def _swap_now(self, command: SwapCommand) -> SwapReport:
+        pause_began = self._last_step_ended if self._live.has_work else self._clock.now()
+        session = self._live
+        if not self._partial_rollout and session.has_work:
+            self._live = _Session(engine=self._spare_engine(), staged=None, pinned=False)
+        try:
+            previous = self._transaction.swap(command, self._live.engine)
+        except PacelineError:
+            self._live = session
+            raise
+        self._live.staged = self._transaction.serving
+        if session is not self._live:
+            self._draining.append(session)
+        self._release_unused(previous)
+        serving = self._transaction.report()
+        return SwapReport(
+            replica=self._replica_id,
+            version=command.version,
+            digest=serving.digest,
+            pause_seconds=self._clock.now() - pause_began,
+        )
+
+    def _pin_now(self, version: int, engine: InferenceEngine) -> bool:
+        staged = self._live.staged
+        if staged is None or staged.manifest.version != version:
+            self._idle_engines.append(engine)
+            return False
+        engine.bind(staged.tensors, version)
+        self._pinned[version] = _Session(engine=engine, staged=staged, pinned=True)
+        return True
+
+    def _unpin_now(self, version: int) -> None:
+        session = self._pinned.pop(version, None)
+        if session is not None:
+            self._retire(session)
+
+    def _spare_engine(self) -> InferenceEngine:
+        return self._idle_engines.pop() if self._idle_engines else self._make_engine()
+
+    def _retire(self, session: _Session) -> None:
+        if not session.has_work:  # an engine with sequences left over is not reused
+            self._idle_engines.append(session.engine)
+        self._release_unused(session.staged)
+
+    def _release_unused(self, staged: StagedWeights | None) -> None:
+        if staged is not None and all(session.staged is not staged for session in self._sessions()):
+            staged.release()
+
+    # -- between two steps ---------------------------------------------------------------------------------------------
+
+    async def _between_steps(self, action: Callable[[], object]) -> object:
+        if self._closing:
+            raise WorkerDied(f"{self._replica_id} is closing", self._replica_id)
+        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._between.append((action, done))
+        self._wake.set()
+        return await done
+
+    def _run_between_steps(self) -> None:
+        while self._between:
+            action, done = self._between.popleft()
+            if done.cancelled():
+                continue
+            try:
+                result = action()
+            except PacelineError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+    def _fail_commands(self) -> None:
+        for _, done in self._between:
+            if not done.done():
+                done.set_exception(WorkerDied(f"{self._replica_id} is closing", self._replica_id))
+        self._between.clear()
+        self._transaction.close()

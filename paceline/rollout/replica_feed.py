@@ -1,0 +1,69 @@
+"""ReplicaFeed: the rollouter's line to one replica: batches of requests out, batches of completions back.
+
+consumes: requests given to `send`; produces: completions, handed to `on_completions`; waits for: requests, the replica's
+reply; unblocked by: `send`, the replica, cancellation. Completions are acknowledged with the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from paceline.core.commands import ExchangeRequest
+from paceline.core.ports import ReplicaControl
+from paceline.core.sample import Completion, GenerationRequest
+from paceline.core.waits import Waits
+
+POLL_SECONDS = 0.05
+
+
+class ReplicaFeed:
+    """One replica's outgoing requests and its exchange loop."""
+
+    def __init__(
+        self,
+        *,
+        replica: ReplicaControl,
+        on_completions: Callable[[str, Sequence[Completion]], None],
+        waits: Waits,
+        reply_seconds: float,
+    ) -> None:
+        self._replica = replica
+        self._on_completions = on_completions
+        self._waits = waits
+        self._reply_seconds = reply_seconds
+        self._pending: list[GenerationRequest] = []
+        self._outstanding = 0
+        self._acknowledged = 0
+        self._wake = asyncio.Event()
+
+    @property
+    def replica(self) -> ReplicaControl:
+        """The replica at the other end."""
+        return self._replica
+
+    def send(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; they go out with the next exchange."""
+        self._pending.extend(requests)
+        self._outstanding += len(requests)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Exchange for ever; ends by cancellation or by the replica's error."""
+        while True:
+            if self._outstanding == 0:
+                self._wake.clear()
+                await self._wake.wait()
+            batch, self._pending = self._pending, []
+            reply = await self._waits.bounded(
+                self._replica.exchange(
+                    ExchangeRequest(requests=batch, acknowledged=self._acknowledged, wait_seconds=POLL_SECONDS)
+                ),
+                seconds=self._reply_seconds,
+                what="an exchange",
+                culprit=self._replica.replica_id,
+            )
+            self._acknowledged = reply.batch
+            self._outstanding -= len(reply.completions)
+            if reply.completions:
+                self._on_completions(self._replica.replica_id, reply.completions)

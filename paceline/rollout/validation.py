@@ -1,0 +1,128 @@
+"""Validator: greedy accuracy of one published version, measured beside training.
+
+A validation pins the version on the replicas before the next sync can begin, so its result belongs to that version whatever
+is published meanwhile. One record per requested version: finished, or skipped with the reason. At most `max_pinned`
+validations run at once; nobody waits for one but `wait`.
+
+consumes: completions of pinned requests; produces: `validation.*` events; waits for: replicas; unblocked by: completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from paceline.core.errors import PacelineError
+from paceline.core.events import EventSink, ValidationFinished, ValidationSkipped, ValidationStarted
+from paceline.core.ports import Clock, RewardFn, TextDecoder
+from paceline.core.sample import Completion, GenerationRequest, Prompt, SamplingParams
+from paceline.core.waits import Waits
+from paceline.rollout.replica_feed import ReplicaFeed
+
+PREFIX = "validation:"
+
+
+class Validator:
+    """Runs validations over the replicas' pinned sessions."""
+
+    def __init__(
+        self,
+        *,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        feeds: Sequence[ReplicaFeed],
+        reward: RewardFn,
+        decoder: TextDecoder,
+        max_pinned: int,
+        deadline_seconds: float,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._prompts = prompts
+        self._params = params
+        self._feeds = feeds
+        self._reward = reward
+        self._decoder = decoder
+        self._max_pinned = max_pinned
+        self._deadline_seconds = deadline_seconds
+        self._clock = clock
+        self._events = events
+        self._waits = Waits(who="validation", clock=clock, events=events)
+        self._expected: dict[str, asyncio.Future[Completion]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def start(self, version: int, step: int) -> None:
+        """Pin the version on all replicas that serve it and begin; returns once it is pinned."""
+        if len(self._running) >= self._max_pinned:
+            self._events.emit(ValidationSkipped(version=version, reason="pin limit"))
+            return
+        pinned = [feed for feed in self._feeds if await feed.replica.pin(version)]
+        if not pinned:
+            self._events.emit(ValidationSkipped(version=version, reason="no replica serves this version"))
+            return
+        self._events.emit(ValidationStarted(version=version, problems=len(self._prompts)))
+        task = asyncio.ensure_future(self._validate(version, step, pinned))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def wait(self) -> None:
+        """Return once no validation runs."""
+        while self._running:
+            await asyncio.wait(list(self._running))
+
+    def accept(self, completion: Completion) -> None:
+        """A completion of a pinned request."""
+        waiting = self._expected.pop(completion.request_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(completion)
+
+    async def _validate(self, version: int, step: int, feeds: Sequence[ReplicaFeed]) -> None:
+        began = self._clock.now()
+        try:
+            completions = await self._waits.bounded(
+                self._generate(version, feeds),
+                seconds=self._deadline_seconds,
+                what=f"{len(self._prompts)} validation responses",
+                culprit="replicas",
+            )
+            rewards = [
+                await self._reward.score(prompt, self._decoder.decode(completion.token_ids))
+                for prompt, completion in zip(self._prompts, completions, strict=True)
+            ]
+        except PacelineError as error:  # a failed validation is a record; training goes on
+            self._events.emit(ValidationSkipped(version=version, reason=f"failed: {error.message}"))
+            return
+        finally:
+            for feed in feeds:
+                await feed.replica.unpin(version)
+        count = len(completions)
+        self._events.emit(
+            ValidationFinished(
+                version=version,
+                step=step,
+                accuracy=sum(rewards) / count,
+                problems=count,
+                seconds=self._clock.now() - began,
+                response_length_mean=sum(len(c.token_ids) for c in completions) / count,
+            )
+        )
+
+    async def _generate(self, version: int, feeds: Sequence[ReplicaFeed]) -> list[Completion]:
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Completion]] = []
+        batches: list[list[GenerationRequest]] = [[] for _ in feeds]
+        for index, prompt in enumerate(self._prompts):
+            request = GenerationRequest(
+                request_id=f"{PREFIX}{version}:{index}",
+                prompt_ids=list(prompt.token_ids),
+                params=self._params,
+                pinned_version=version,
+            )
+            future: asyncio.Future[Completion] = loop.create_future()
+            self._expected[request.request_id] = future
+            futures.append(future)
+            batches[index % len(feeds)].append(request)
+        for feed, batch in zip(feeds, batches, strict=True):
+            if batch:
+                feed.send(batch)
+        return list(await asyncio.gather(*futures))
