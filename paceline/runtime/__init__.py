@@ -1,0 +1,1 @@
+"""Wiring: which class serves which port, where each part runs, and who supervises it."""

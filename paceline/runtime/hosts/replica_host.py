@@ -1,0 +1,112 @@
+"""The process of one inference replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.commands import (
+    ExchangeReply,
+    ExchangeRequest,
+    ReplicaReport,
+    StageCommand,
+    StageReport,
+    SwapCommand,
+    SwapReport,
+)
+from paceline.core.errors import SyncError
+from paceline.rollout.replica import Replica
+from paceline.runtime import registry
+from paceline.runtime.hosts.host import HostProcess
+from paceline.runtime.spec import RunSpec
+from paceline.runtime.system import ThreadWork
+from paceline.sync.weight_transaction import WeightTransaction
+
+
+class ReplicaHost:
+    """Holds one `Replica`; decoding and staging have a thread each."""
+
+    def __init__(self, spec: RunSpec, role: str) -> None:
+        self._process = HostProcess(spec, role)
+        self._replica: Replica | None = None
+        self._stopped = asyncio.Event()
+
+    async def start(self) -> None:
+        """Import the engine's libraries and build it, without weights."""
+        process = self._process
+        make_engine = await asyncio.to_thread(registry.engine_factory, process.spec, process.role, process.threads)
+        transaction = WeightTransaction(
+            replica_id=process.role,
+            life=process.spec.life,
+            receiver=registry.build_receiver(process.spec, process.role),
+            board=registry.build_board(process.spec, process.role),
+            clock=process.clock,
+        )
+        self._replica = Replica(
+            replica_id=process.role,
+            make_engine=make_engine,
+            transaction=transaction,
+            partial_rollout=process.spec.config.async_training.partial_rollout,
+            decode_work=ThreadWork("decode"),
+            stage_work=ThreadWork("stage"),
+            clock=process.clock,
+            events=process.events,
+        )
+        process.started()
+
+    async def connect(self, peers: Mapping[str, Any]) -> None:
+        """A replica calls nobody."""
+
+    async def run(self) -> None:
+        """Decode until stopped."""
+        await self._started().run()
+        self._stopped.set()
+
+    async def stop(self) -> None:
+        """End the decode loop, release the weights."""
+        if self._replica is not None:
+            await self._replica.close()
+            await self._stopped.wait()
+        self._process.events.close()
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
+        """See `Replica`."""
+        return await self._started().exchange(request)
+
+    async def stage(self, command: StageCommand) -> StageReport:
+        """See `Replica`."""
+        return await self._started().stage(command)
+
+    async def swap(self, command: SwapCommand) -> SwapReport:
+        """See `Replica`."""
+        return await self._started().swap(command)
+
+    async def discard_staged(self, version: int) -> None:
+        """See `Replica`."""
+        await self._started().discard_staged(version)
+
+    async def pin(self, version: int) -> bool:
+        """See `Replica`."""
+        return await self._started().pin(version)
+
+    async def unpin(self, version: int) -> None:
+        """See `Replica`."""
+        await self._started().unpin(version)
+
+    async def pause(self) -> None:
+        """See `Replica`."""
+        await self._started().pause()
+
+    async def resume(self) -> None:
+        """See `Replica`."""
+        await self._started().resume()
+
+    async def report(self) -> ReplicaReport:
+        """See `Replica`."""
+        return await self._started().report()
+
+    def _started(self) -> Replica:
+        if self._replica is None:
+            raise SyncError(f"{self._process.role} is not started yet")
+        return self._replica

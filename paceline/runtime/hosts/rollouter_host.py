@@ -1,0 +1,83 @@
+"""The process of the rollouter: prompts, rewards, admission; imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.errors import QueueClosed, SyncError
+from paceline.rollout.rollouter import FullyAsyncRollouter
+from paceline.runtime import registry
+from paceline.runtime.hosts.host import HostProcess
+from paceline.runtime.spec import RunSpec
+
+
+class RollouterHost:
+    """Holds the `FullyAsyncRollouter`."""
+
+    def __init__(self, spec: RunSpec, role: str) -> None:
+        self._process = HostProcess(spec, role)
+        self._rollouter: FullyAsyncRollouter | None = None
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Build prompts and reward."""
+        spec = self._process.spec
+        self._tokenizer = registry.build_tokenizer(spec)
+        self._prompts = registry.build_prompts(spec, self._tokenizer)
+        self._reward = registry.build_reward(spec)
+        self._process.started()
+
+    async def connect(self, peers: Mapping[str, Any]) -> None:
+        """Build the rollouter over the replicas and the queue."""
+        spec = self._process.spec
+        self._rollouter = FullyAsyncRollouter(
+            spec.config,
+            life=spec.life,
+            prompts=self._prompts,
+            replicas=[peers[replica_id] for replica_id in spec.replica_ids],
+            queue=peers["message_queue"],
+            reward=self._reward,
+            decoder=self._tokenizer,
+            stop_token_ids=self._tokenizer.eos_ids,
+            clock=self._process.clock,
+            events=self._process.events,
+        )
+
+    async def run(self) -> None:
+        """Roll out until stopped."""
+        self._loop_task = asyncio.ensure_future(self._connected().fit())
+        try:
+            await self._loop_task
+        except (asyncio.CancelledError, QueueClosed):
+            return
+
+    async def stop(self) -> None:
+        """End the loop."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+        self._process.events.close()
+
+    async def pause(self) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().pause()
+
+    async def resume(self) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().resume()
+
+    async def update_param_version(
+        self, version: int, validate: bool, global_steps: int, use_trainer_do_validate: bool
+    ) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().update_param_version(version, validate, global_steps, use_trainer_do_validate)
+
+    async def wait_validations(self) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().wait_validations()
+
+    def _connected(self) -> FullyAsyncRollouter:
+        if self._rollouter is None:
+            raise SyncError("the rollouter is not connected yet")
+        return self._rollouter

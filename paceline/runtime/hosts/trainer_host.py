@@ -1,0 +1,77 @@
+"""The process of the trainer: the actor worker group of one rank, and the writer of the node's weight store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.commands import CaptureCommand, CaptureReport
+from paceline.core.errors import SyncError
+from paceline.core.ports import WeightSender
+from paceline.observability.rollout_log import JsonlRolloutLog
+from paceline.runtime import registry
+from paceline.runtime.hosts.host import HostProcess
+from paceline.runtime.spec import RunSpec
+from paceline.runtime.system import ThreadWork
+from paceline.train.trainer import FullyAsyncTrainer
+
+
+class TrainerHost:
+    """Holds the `FullyAsyncTrainer`; updates and snapshots share one thread."""
+
+    def __init__(self, spec: RunSpec, role: str) -> None:
+        self._process = HostProcess(spec, role)
+        self._trainer: FullyAsyncTrainer | None = None
+        self._sender: WeightSender | None = None
+        self._peers: Mapping[str, Any] = {}
+
+    async def start(self) -> None:
+        """Load the model, make the arenas' store."""
+        process = self._process
+        self._backend = await asyncio.to_thread(registry.build_backend, process.spec, process.threads)
+        self._sender = registry.build_sender(process.spec, process.threads)
+        process.started()
+
+    async def connect(self, peers: Mapping[str, Any]) -> None:
+        """Build the trainer over the queue; the synchronizer is called when it fits."""
+        process = self._process
+        if self._sender is None:
+            raise SyncError("the trainer is not started yet")
+        self._peers = peers
+        self._rollout_log = JsonlRolloutLog(Path(process.spec.run_dir) / "rollouts")
+        self._trainer = FullyAsyncTrainer(
+            process.spec.config,
+            life=process.spec.life,
+            backend=self._backend,
+            sender=self._sender,
+            queue=peers["message_queue"],
+            work=ThreadWork("update"),
+            rollout_log=self._rollout_log,
+            clock=process.clock,
+            events=process.events,
+        )
+
+    async def run(self) -> None:
+        """Train to the end of the data, then save the model."""
+        trainer = self._connected()
+        await trainer.fit(self._peers["synchronizer"])
+        await trainer.save_pretrained(str(Path(self._process.spec.run_dir) / "model"))
+
+    async def stop(self) -> None:
+        """Release the arenas."""
+        if self._trainer is not None:
+            self._rollout_log.close()
+        if self._sender is not None:
+            self._sender.close()
+        self._process.events.close()
+
+    async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
+        """See `FullyAsyncTrainer`."""
+        return await self._connected().capture_weights(command)
+
+    def _connected(self) -> FullyAsyncTrainer:
+        if self._trainer is None:
+            raise SyncError("the trainer is not connected yet")
+        return self._trainer

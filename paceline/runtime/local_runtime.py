@@ -1,0 +1,143 @@
+"""LocalRuntime: all parts of a run on one event loop, in one process.
+
+The same loops as on Ray, handed other ports: for tests, notebooks and simulation under the virtual clock. Nothing is started
+but tasks of the running loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.core.config import Config
+from paceline.core.errors import QueueClosed
+from paceline.core.events import EventSink
+from paceline.core.ports import (
+    Clock,
+    InferenceEngine,
+    PromptSource,
+    ReplicaControl,
+    RewardFn,
+    RolloutLog,
+    ServingBoard,
+    TextDecoder,
+    TrainBackend,
+    WeightReceiver,
+    WeightSender,
+    Work,
+)
+from paceline.core.tasks import run_together
+from paceline.message_queue import MessageQueue
+from paceline.rollout.replica import Replica
+from paceline.rollout.rollouter import FullyAsyncRollouter
+from paceline.sync.parameter_synchronizer import ParameterSynchronizer
+from paceline.sync.weight_transaction import WeightTransaction
+from paceline.train.trainer import FullyAsyncTrainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPorts:
+    """The adapters of a local run. `make_engine(i)` and `make_receiver(i)` serve replica i."""
+
+    backend: TrainBackend
+    sender: WeightSender
+    make_engine: Callable[[int], InferenceEngine]
+    make_receiver: Callable[[int], WeightReceiver]
+    board: ServingBoard
+    prompts: PromptSource
+    reward: RewardFn
+    decoder: TextDecoder
+    stop_token_ids: tuple[int, ...]
+    rollout_log: RolloutLog
+    work: Work
+    clock: Clock
+    events: EventSink
+
+
+class LocalRuntime:
+    """Builds the parts from `config` and `ports`; `run` trains to the end of the data."""
+
+    def __init__(self, config: Config, ports: LocalPorts, *, life: int) -> None:
+        clock, events = ports.clock, ports.events
+        self.replicas = [_replica(config, ports, life, index) for index in range(config.rollout.num_replicas)]
+        self.queue = MessageQueue(
+            capacity=config.max_required_samples,
+            producers=["rollouter"],
+            put_timeout_seconds=config.trainer.stall_timeout_seconds,
+            clock=clock,
+            events=events,
+        )
+        controls: Sequence[ReplicaControl] = self.replicas
+        self.rollouter = FullyAsyncRollouter(
+            config,
+            life=life,
+            prompts=ports.prompts,
+            replicas=controls,
+            queue=self.queue,
+            reward=ports.reward,
+            decoder=ports.decoder,
+            stop_token_ids=ports.stop_token_ids,
+            clock=clock,
+            events=events,
+        )
+        self.trainer = FullyAsyncTrainer(
+            config,
+            life=life,
+            backend=ports.backend,
+            sender=ports.sender,
+            queue=self.queue,
+            work=ports.work,
+            rollout_log=ports.rollout_log,
+            clock=clock,
+            events=events,
+        )
+        self.synchronizer = ParameterSynchronizer(
+            config, self.trainer, self.rollouter, self.queue, clock=clock, events=events
+        )
+
+    async def run(self) -> None:
+        """Train; the first error of any part ends all and is raised."""
+        serving = asyncio.ensure_future(self._serve())
+        training = asyncio.ensure_future(self.trainer.fit(self.synchronizer))
+        try:
+            await asyncio.wait({serving, training}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            await training
+        finally:
+            for task in (serving, training):
+                task.cancel()
+            await asyncio.gather(serving, training, return_exceptions=True)
+            for replica in self.replicas:
+                await replica.close()
+            await self.queue.shutdown()
+
+    async def _serve(self) -> None:
+        await run_together(self._roll_out(), *(replica.run() for replica in self.replicas))
+
+    async def _roll_out(self) -> None:
+        try:
+            await self.rollouter.fit()
+        except QueueClosed:
+            return  # the trainer has all it wanted and the queue was shut down
+
+
+def _replica(config: Config, ports: LocalPorts, life: int, index: int) -> Replica:
+    replica_id = f"replica-{index}"
+    return Replica(
+        replica_id=replica_id,
+        make_engine=lambda: ports.make_engine(index),
+        transaction=WeightTransaction(
+            replica_id=replica_id,
+            life=life,
+            receiver=ports.make_receiver(index),
+            board=ports.board,
+            clock=ports.clock,
+        ),
+        partial_rollout=config.async_training.partial_rollout,
+        decode_work=ports.work,
+        stage_work=ports.work,
+        clock=ports.clock,
+        events=ports.events,
+    )

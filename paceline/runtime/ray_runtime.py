@@ -1,0 +1,103 @@
+"""RayRuntime: the parts of a run as Ray actors, on a Ray that is started for the run and stopped with it.
+
+The only file that imports ray. One actor class hosts every part (`host_actor.HostShell`); a `RemotePart` makes its methods
+awaitable, so a loop cannot tell a part in its own process from one across the cluster. A call to a part that has died raises
+`WorkerDied` with its role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from paceline.core.errors import PacelineError, WorkerDied
+from paceline.runtime.host_actor import HostShell, Outcome, unwrap
+from paceline.runtime.spec import RunSpec, encode_spec
+
+OBJECT_STORE_BYTES = 128 * 1024 * 1024  # samples and commands only; weights have their own arenas
+MAX_PENDING_CALLS = 1000
+
+
+class RemotePart:
+    """A part in another process. Attribute access gives its coroutine methods; `replica_id` is its role."""
+
+    def __init__(self, actor: Any, role: str) -> None:
+        self._actor = actor
+        self.replica_id = role
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        async def call(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                outcome: Outcome = await self._actor.call.remote(method, arguments, keywords)
+            except RayActorError as error:
+                raise WorkerDied(f"{self.replica_id} died while {method} was called", self.replica_id) from error
+            except RayError as error:
+                line = f"{self.replica_id}.{method} failed in Ray: {type(error).__name__}"
+                raise PacelineError(line) from error
+            return unwrap(outcome)
+
+        return call
+
+
+class _HostActor:
+    """The one actor class: a host, and its peers as `RemotePart`s."""
+
+    def __init__(self, role: str, spec_bytes: bytes) -> None:
+        self._shell = HostShell(role, spec_bytes)
+
+    async def call(self, method: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Outcome:
+        return await self._shell.call(method, arguments, keywords)
+
+    async def connect(self, actors: Mapping[str, Any]) -> Outcome:
+        peers = {role: RemotePart(actor, role) for role, actor in actors.items()}
+        return await self._shell.call("connect", (peers,), {})
+
+
+class RayRuntime:
+    """Starts Ray, launches one actor per role, connects them, stops all."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._actors: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """Start Ray on this machine; blocks the loop, since calls hang when another thread than theirs has started Ray."""
+        ray.init(
+            address="local",
+            num_cpus=1,
+            num_gpus=0,
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(Path(self._spec.private_dir) / "ray"),
+        )
+
+    def launch(self, role: str) -> RemotePart:
+        """Start the process of one role; returns at once."""
+        actor_class = ray.remote(_HostActor)
+        actor = actor_class.options(num_cpus=0, max_concurrency=MAX_PENDING_CALLS, max_restarts=0).remote(
+            role, encode_spec(self._spec)
+        )
+        self._actors[role] = actor
+        return RemotePart(actor, role)
+
+    async def connect(self) -> None:
+        """Tell every part of all others."""
+        outcomes = await asyncio.gather(*(actor.connect.remote(self._actors) for actor in self._actors.values()))
+        for outcome in outcomes:
+            unwrap(outcome)
+
+    def stop_cluster(self) -> None:
+        """Stop Ray (blocking)."""
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        ray.shutdown()

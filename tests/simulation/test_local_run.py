@@ -1,0 +1,119 @@
+"""Five versions of the production loops on one event loop, marker model, virtual clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessReceiver, InProcessSender
+from paceline.core.config import build_config
+from paceline.core.events import (
+    SampleAdmitted,
+    SampleTrained,
+    SyncCompleted,
+    SyncConfirmed,
+    TrainStep,
+    ValidationFinished,
+)
+from paceline.core.sample import Prompt
+from paceline.core.version import Version
+from paceline.runtime.local_runtime import LocalPorts, LocalRuntime
+from paceline.runtime.system import InlineWork
+from paceline.testing.marker_model import MarkerBackend, MarkerEngine, marker_of
+from paceline.testing.recording import RecordingBoard, RecordingEvents, RecordingRolloutLog
+from paceline.testing.virtual_clock import VirtualClock, run_virtual
+
+
+class Prompts:
+    """Endless prompts; four for validation."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def next_prompt(self) -> Prompt:
+        self._next += 1
+        return Prompt(f"p{self._next}", "?", (1, 2, 3, 4), "", "marker")
+
+    def validation_prompts(self) -> Sequence[Prompt]:
+        return [Prompt(f"v{i}", "?", (1, 2, 3, 4), "", "marker") for i in range(4)]
+
+
+class LengthReward:
+    async def score(self, prompt: Prompt, response_text: str) -> float:
+        return float(len(response_text) % 3)
+
+
+class CharDecoder:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(str(token) for token in token_ids)
+
+
+def run_local(
+    threshold: float, trigger: int, steps: int
+) -> tuple[RecordingEvents, RecordingRolloutLog, MarkerBackend, RecordingBoard]:
+    config = build_config(
+        {
+            "actor": {"ppo_mini_batch_size": 4},
+            "async_training": {"staleness_threshold": threshold, "trigger_parameter_sync_step": trigger},
+            "rollout": {"n": 2, "total_rollout_steps": 4 * steps, "max_num_seqs": 4},
+            "trainer": {"test_freq": 2},
+            "data": {"max_response_length": 5},
+        }
+    )
+    events, log, backend, board = RecordingEvents(), RecordingRolloutLog(), MarkerBackend(), RecordingBoard()
+    exchange = InProcessExchange()
+    sender = InProcessSender(exchange, arenas=config.arenas, dtype=None, nonfinite="error")
+
+    async def main(clock: VirtualClock) -> None:
+        ports = LocalPorts(
+            backend=backend,
+            sender=sender,
+            make_engine=lambda index: MarkerEngine(places=4),
+            make_receiver=lambda index: InProcessReceiver(exchange, holder=f"replica-{index}", verify="full"),
+            board=board,
+            prompts=Prompts(),
+            reward=LengthReward(),
+            decoder=CharDecoder(),
+            stop_token_ids=(),
+            rollout_log=log,
+            work=InlineWork(),
+            clock=clock,
+            events=events,
+        )
+        await LocalRuntime(config, ports, life=1).run()
+
+    run_virtual(main)
+    return events, log, backend, board
+
+
+def test_five_versions_of_the_production_loops() -> None:
+    events, log, backend, board = run_local(threshold=0.5, trigger=2, steps=10)
+    assert [Version.unpack(e.version).n for e in events.of(SyncCompleted)] == [0, 1, 2, 3, 4, 5]
+    assert all(e.verified for e in events.of(SyncCompleted))
+    assert len(events.of(TrainStep)) == 10 == len(backend.batches)
+    confirmed = Counter(e.replica for e in events.of(SyncConfirmed))
+    assert confirmed == {"replica-0": 6, "replica-1": 6}
+    assert len(board.published) == 12
+    validated = [Version.unpack(e.version).n for e in events.of(ValidationFinished)]
+    assert validated == [0, 2, 4, 5]
+    admitted = [i for e in events.of(SampleAdmitted) for i in e.ids]
+    trained = [i for e in events.of(SampleTrained) for i in e.ids]
+    assert sorted(admitted) == sorted(trained) and len(set(trained)) == 40
+    assert len(log.records) == 40
+
+
+def test_every_label_is_the_version_that_made_the_token() -> None:
+    _, log, _, _ = run_local(threshold=0.5, trigger=2, steps=10)
+    for sample, _, _ in log.records:
+        for response in sample.responses:
+            assert len(response.token_ids) == len(response.logprobs) == len(response.versions) == 5
+            for token, version in zip(response.token_ids, response.versions, strict=True):
+                assert marker_of(token) == 2 * Version.unpack(version).n
+
+
+def test_threshold_zero_is_strictly_on_policy() -> None:
+    events, log, _, _ = run_local(threshold=0.0, trigger=1, steps=6)
+    assert all(set(e.lags) == {0} for e in events.of(SampleTrained))
+    for sample, version, _ in log.records:
+        for response in sample.responses:
+            assert {marker_of(token) for token in response.token_ids} == {Version.unpack(version).n}
