@@ -1,9 +1,10 @@
 """MessageQueue: the one road of samples from the rollouter to the trainer.
 
-Bounded: `put_samples` awaits room (back-pressure), nothing is evicted. End of data and failure of a producer are different
-things: once every producer has finished and the queue is drained consumers get `QueueClosed`; once a producer failed and the
-queue is drained they get `ProducerFailed`. Items are opaque bytes, so this process needs no torch. Statistics, version
-updates and shutdown never wait behind a blocked put. Ledger: put == taken + dropped + size, at any time.
+Bounded: `put_samples` awaits room (back-pressure), nothing is evicted. End of data and failure of a producer are
+different things: once every producer has finished and the queue is drained consumers get `QueueClosed`; once a
+producer failed and the queue is drained they get `ProducerFailed`. Items are opaque bytes, so this process needs no
+torch. Statistics, version updates and shutdown never wait behind a blocked put. Ledger: put == taken + dropped +
+size, at any time.
 
 consumes: samples of the rollouter / produces: samples for the trainer / waits for: room, samples / unblocked by: the
 trainer's takes, the rollouter's puts, finish, fail, shutdown.

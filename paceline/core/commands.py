@@ -78,8 +78,8 @@ class ReplicaReport(msgspec.Struct, frozen=True):
 class ExchangeRequest(msgspec.Struct, frozen=True, array_like=True):
     """One batch call to a replica: new requests in, finished completions out.
 
-    `acknowledged` is the highest `batch` number the caller has received; the replica keeps what is not acknowledged, so a
-    lost reply loses no completion.
+    `acknowledged` is the highest `batch` number the caller has received; the replica keeps what is not acknowledged,
+    so a lost reply loses no completion.
     """
 
     requests: list[GenerationRequest]

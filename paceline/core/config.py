@@ -1,8 +1,8 @@
 """The configuration: one frozen model per component, checked when it is built.
 
-Unknown keys are errors (with the nearest known one), numbers that follow from others are properties, and a combination that
-cannot work is refused here, before any process starts. Names and formulas that users of verl's fully_async_policy know keep
-their meaning.
+Unknown keys are errors (with the nearest known one), numbers that follow from others are properties, and a
+combination that cannot work is refused here, before any process starts. Names and formulas that users of verl's
+fully_async_policy know keep their meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.core.errors import ConfigError
 from paceline.core.version import max_required_samples
@@ -24,7 +24,9 @@ class _Section(BaseModel):
 class ModelConfig(_Section):
     """`model.*`"""
 
-    path: str | None = Field(None, description="Directory of a Hugging Face causal LM; none: the model that paceline ships.")
+    path: str | None = Field(
+        None, description="Directory of a Hugging Face causal LM; none: the model that paceline ships."
+    )
 
 
 class DataConfig(_Section):
@@ -32,7 +34,9 @@ class DataConfig(_Section):
 
     seed: int = Field(0, ge=0, description="Seed of the order in which training prompts are drawn.")
     val_size: int = Field(2000, ge=1, description="Problems per validation.")
-    max_prompt_length: int = Field(16, ge=1, description="Longest prompt, in tokens; a longer one is refused at the start.")
+    max_prompt_length: int = Field(
+        16, ge=1, description="Longest prompt, in tokens; a longer one is refused at the start."
+    )
     max_response_length: int = Field(8, ge=1, description="Most tokens of a response.")
 
 
@@ -48,7 +52,9 @@ class OptimConfig(_Section):
 class ActorConfig(_Section):
     """`actor.*`"""
 
-    ppo_mini_batch_size: int = Field(64, ge=1, description="Samples (prompts with their responses) per optimiser update.")
+    ppo_mini_batch_size: int = Field(
+        64, ge=1, description="Samples (prompts with their responses) per optimiser update."
+    )
     ppo_micro_batch_tokens: int = Field(
         16384, ge=16, description="Most tokens (padding included) of one forward and backward pass."
     )
@@ -59,13 +65,15 @@ class ActorConfig(_Section):
     )
     grad_clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
     entropy_coeff: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    optim: OptimConfig = Field(default_factory=OptimConfig)  # type: ignore[arg-type]
+    optim: OptimConfig = Field(default_factory=OptimConfig)
 
 
 class AlgorithmConfig(_Section):
     """`algorithm.*`"""
 
-    adv_estimator: Literal["grpo", "dr_grpo", "rloo"] = Field("grpo", description="How rewards of a group become advantages.")
+    adv_estimator: Literal["grpo", "dr_grpo", "rloo"] = Field(
+        "grpo", description="How rewards of a group become advantages."
+    )
 
 
 class RolloutConfig(_Section):
@@ -90,27 +98,27 @@ class AsyncTrainingConfig(_Section):
     """`async_training.*`"""
 
     staleness_threshold: float = Field(
-        0.5, ge=0, description="Admission budget: samples beyond on-policy, as a share of those that one version consumes."
+        0.5,
+        ge=0,
+        description="Admission budget: samples beyond on-policy, as a share of those that one version consumes.",
     )
     trigger_parameter_sync_step: int = Field(2, ge=1, description="Updates between two weight syncs.")
-    require_batches: int = Field(1, ge=1, description="Mini-batches that the trainer collects before it starts an update.")
-    partial_rollout: bool = Field(
-        True, description="Sequences in flight go on under new weights; false: each ends under the version it began with."
+    require_batches: int = Field(
+        1, ge=1, description="Mini-batches that the trainer collects before it starts an update."
     )
-
-    @field_validator("staleness_threshold")
-    @classmethod
-    def _finite(cls, value: float) -> float:
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError("must be a finite number")
-        return value
+    partial_rollout: bool = Field(
+        True,
+        description="Sequences in flight go on under new weights; false: each ends under the version it began with.",
+    )
 
 
 class CheckpointEngineConfig(_Section):
     """`checkpoint_engine.*`"""
 
     backend: Literal["shared_memory"] = Field("shared_memory", description="How published weights reach a replica.")
-    verify: Literal["full", "off"] = Field("full", description="Whether each replica recomputes the digest of what it staged.")
+    verify: Literal["full", "off"] = Field(
+        "full", description="Whether each replica recomputes the digest of what it staged."
+    )
     nonfinite: Literal["error", "off"] = Field("error", description="What a NaN or infinity in captured weights does.")
     sync_timeout_seconds: float = Field(60.0, gt=0, description="Deadline of each phase of a sync.")
 
@@ -128,21 +136,23 @@ class TrainerConfig(_Section):
         ("console", "tensorboard"), description="Where progress is shown besides the event log."
     )
     stall_timeout_seconds: float = Field(
-        600.0, gt=0, description="Longest wait for samples, room in the queue or a validation before the run fails, naming who waited."
+        600.0,
+        gt=0,
+        description="Longest wait for samples, queue room or a validation before the run fails, naming who waited.",
     )
 
 
 class Config(_Section):
     """The whole configuration of a run."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig)  # type: ignore[arg-type]
-    data: DataConfig = Field(default_factory=DataConfig)  # type: ignore[arg-type]
-    actor: ActorConfig = Field(default_factory=ActorConfig)  # type: ignore[arg-type]
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)  # type: ignore[arg-type]
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)  # type: ignore[arg-type]
-    async_training: AsyncTrainingConfig = Field(default_factory=AsyncTrainingConfig)  # type: ignore[arg-type]
-    checkpoint_engine: CheckpointEngineConfig = Field(default_factory=CheckpointEngineConfig)  # type: ignore[arg-type]
-    trainer: TrainerConfig = Field(default_factory=TrainerConfig)  # type: ignore[arg-type]
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    actor: ActorConfig = Field(default_factory=ActorConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    async_training: AsyncTrainingConfig = Field(default_factory=AsyncTrainingConfig)
+    checkpoint_engine: CheckpointEngineConfig = Field(default_factory=CheckpointEngineConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
 
     @property
     def required_samples(self) -> int:
@@ -220,6 +230,7 @@ def build_config(tree: Mapping[str, Any]) -> Config:
 
 def _unknown_key(key: str) -> str:
     keys = list(known_keys())
-    near = get_close_matches(key, keys, n=1, cutoff=0.5) or [k for k in keys if k.endswith("." + key.split(".")[-1])][:1]
+    same_name = [known for known in keys if known.endswith("." + key.rsplit(".", maxsplit=1)[-1])]
+    near = get_close_matches(key, keys, n=1, cutoff=0.5) or same_name[:1]
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown key {key}{hint}"

@@ -1,8 +1,8 @@
 """The schema of the event log: one struct per kind, tagged by `kind`.
 
-Every figure that a person sees (display, summary, plots) is a fold over these. A line of `events.jsonl` is one struct as
-JSON with three more fields put first: `t` (unix seconds), `proc` (role of the process), `seq` (rising per process).
-Seconds are durations unless named otherwise; versions are packed int64.
+Every figure that a person sees (display, summary, plots) is a fold over these. A line of `events.jsonl` is one struct
+as JSON with three more fields put first: `t` (unix seconds), `proc` (role of the process), `seq` (rising per
+process). Seconds are durations unless named otherwise; versions are packed int64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """The driver has checked the configuration and begins to start processes. `command_wall` is when the command began."""
+    """The driver has checked the configuration and begins to start processes. `command_wall` is when the command
+    began.
+    """
 
     run_id: str
     life: int
@@ -108,7 +110,9 @@ class SyncCaptured(Event, frozen=True, tag="sync.captured"):
 
 
 class SyncStaged(Event, frozen=True, tag="sync.staged"):
-    """One replica holds the new version beside the one it serves. `verified`: it recomputed the digest and it was equal."""
+    """One replica holds the new version beside the one it serves. `verified`: it recomputed the digest and it was
+    equal.
+    """
 
     replica: str
     version: int

@@ -1,7 +1,7 @@
 """What a published version of the weights is: names, dtypes, shapes, places, digest.
 
-A manifest is made once, when a snapshot is captured, and travels before the bytes. A receiver checks it (sizes, overlap,
-bounds) before it reserves memory or reads one byte.
+A manifest is made once, when a snapshot is captured, and travels before the bytes. A receiver checks it (sizes,
+overlap, bounds) before it reserves memory or reads one byte.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class TensorMeta(msgspec.Struct, frozen=True):
 class WeightManifest(msgspec.Struct, frozen=True):
     """One version of the weights.
 
-    `aliases` maps each further name of a stored tensor (tied weights) to the stored name. `digest` is the hex root of the
-    tree digest (`weights.digest`). `base_version` is None for a full snapshot. `arena_id` names the arena that holds it,
-    `address` tells a receiver where to ask for it (for shared memory: the path of the store's socket).
+    `aliases` maps each further name of a stored tensor (tied weights) to the stored name. `digest` is the hex root of
+    the tree digest (`weights.digest`). `base_version` is None for a full snapshot. `arena_id` names the arena that
+    holds it, `address` tells a receiver where to ask for it (for shared memory: the path of the store's socket).
     """
 
     version: int

@@ -1,13 +1,15 @@
 """Seams of paceline: what the loops (sync, rollout, train, queue) are handed, and never import.
 
-Each port is short and has at least two implementations; `tests/contract` runs one suite against every one of them. Methods
-that may block are coroutines; plain methods are computations that the caller runs through the `Work` port.
+Each port is short and has at least two implementations; `tests/contract` runs one suite against every one of them.
+Methods that may block are coroutines; plain methods are computations that the caller runs through the `Work` port.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+import msgspec
 
 from paceline.core.commands import (
     CaptureCommand,
@@ -181,6 +183,8 @@ class WeightTransactionPort(Protocol):
 
     def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None: ...
 
+    def announce(self, engine: InferenceEngine) -> None: ...
+
     def discard(self, version: int) -> None: ...
 
     def close(self) -> None: ...
@@ -201,6 +205,10 @@ class PromptSource(Protocol):
     def next_prompt(self) -> Prompt | None: ...
 
     def validation_prompts(self) -> Sequence[Prompt]: ...
+
+    def state(self) -> msgspec.Struct:
+        """Where the source stands, for a checkpoint."""
+        ...
 
 
 class RewardFn(Protocol):
@@ -250,7 +258,8 @@ class ReplicaControl(Protocol):
     async def report(self) -> ReplicaReport: ...
 
 
-# ---- the parts as the synchronizer and the task runner see them -------------------------------------------------------
+# ---- the parts as the synchronizer and the task runner see them
+# -------------------------------------------------------
 
 
 class TrainerControl(Protocol):
@@ -269,6 +278,10 @@ class RolloutControl(Protocol):
     async def update_param_version(
         self, version: int, validate: bool, global_steps: int, use_trainer_do_validate: bool
     ) -> None: ...
+
+    async def save_checkpoint(self, local_global_step_folder: str) -> None:
+        """Write the rollouter's part of a checkpoint into this directory."""
+        ...
 
     async def wait_validations(self) -> None:
         """Return once no validation runs or is waiting."""
@@ -324,5 +337,3 @@ class RolloutLog(Protocol):
     def flush(self) -> None:
         """Write out what was recorded."""
         ...
-
-

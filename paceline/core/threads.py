@@ -1,8 +1,8 @@
 """The thread plan: how many compute threads each process of a run gets.
 
-The sum over all processes is at most the cores, except that a process that computes needs one: with fewer cores than such
-processes each has exactly one and the system shares the cores between them. Light processes (queue, synchronizer,
-rollouter) have none.
+The sum over all processes is at most the cores, except that a process that computes needs one: with fewer cores than
+such processes each has exactly one and the system shares the cores between them. Light processes (queue,
+synchronizer, rollouter) have none.
 """
 
 from __future__ import annotations

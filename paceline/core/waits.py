@@ -1,7 +1,8 @@
 """Law L2: no wait without a deadline and a named culprit.
 
-`Waits.bounded` is the one way in which a loop waits for another part. A wait that lasts is announced (`wait.began`), so that a
-person sees who waits for what since when; at its deadline it raises `DeadlineExceeded` with the culprit's name.
+`Waits.bounded` is the one way in which a loop waits for another part. A wait that lasts is announced (`wait.began`),
+so that a person sees who waits for what since when; at its deadline it raises `DeadlineExceeded` with the culprit's
+name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The staleness budget in samples: how many may be admitted while one version is published.
 
-A window opens when a version is published and starts with what is still outstanding: in flight, waiting to be put, queued.
-Each admission takes one; a sample that ends without reaching the trainer gives it back. With threshold 0 the window is
-exactly what the trainer consumes before the next version, so the run is strictly on-policy.
+A window opens when a version is published and starts with what is still outstanding: in flight, waiting to be put,
+queued. Each admission takes one; a sample that ends without reaching the trainer gives it back. With threshold 0 the
+window is exactly what the trainer consumes before the next version, so the run is strictly on-policy.
 """
 
 from __future__ import annotations

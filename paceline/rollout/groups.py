@@ -33,15 +33,14 @@ class Groups:
         """Begin a group; returns its requests."""
         self._open[sample_id] = Group(sample_id, prompt, [None] * self._responses, self._responses)
         return [
-            GenerationRequest(
-                request_id=f"{sample_id}/{index}", prompt_ids=list(prompt.token_ids), params=self._params
-            )
+            GenerationRequest(request_id=f"{sample_id}/{index}", prompt_ids=list(prompt.token_ids), params=self._params)
             for index in range(self._responses)
         ]
 
     def take(self, completions: Sequence[Completion]) -> list[Group]:
-        """File completions; returns the groups that became whole and forgets them. A completion that came before, or whose
-        group is closed, is ignored."""
+        """File completions; returns the groups that became whole and forgets them. A completion that came before, or
+        whose group is closed, is ignored.
+        """
         whole: list[Group] = []
         for completion in completions:
             sample_id, _, index = completion.request_id.rpartition("/")

@@ -1,7 +1,7 @@
 """Finished completions of a replica until their receiver has acknowledged them.
 
-A lost reply loses nothing: completions are numbered, and each collection returns all that are not acknowledged. A collection
-returns at 64 new completions or 5 ms after the first, so that calls between processes carry batches.
+A lost reply loses nothing: completions are numbered, and each collection returns all that are not acknowledged. A
+collection returns at 64 new completions or 5 ms after the first, so that calls between processes carry batches.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Outbox:
         if completions:
             self._arrived.set()
 
-    def acknowledge(self, number: int) -> None:
-        """The receiver has everything up to this number."""
+    def acknowledge(self, number: int) -> list[Completion]:
+        """The receiver has everything up to this number; returns what is let go now."""
+        gone: list[Completion] = []
         while self._kept and self._kept[0][0] <= number:
-            self._kept.popleft()
+            gone.append(self._kept.popleft()[1])
+        return gone
 
     async def collect(self, wait_seconds: float) -> tuple[int, list[Completion]]:
         """All unacknowledged completions and the highest number among all; waits for a new one at most this long."""

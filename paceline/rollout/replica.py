@@ -1,14 +1,15 @@
 """Replica: the decode loop of one inference replica.
 
-consumes: requests (`exchange`), stage / swap / pin / pause commands; produces: completions; waits for: requests, `resume`;
-unblocked by: `exchange`, `swap`, `resume`, `close`.
+consumes: requests (`exchange`), stage / swap / pin / pause commands; produces: completions; waits for: requests,
+`resume`; unblocked by: `exchange`, `swap`, `resume`, `close`.
 
-Law: everything that changes what a decode step may see (swap, pause, pin) runs *between* two steps, in the loop's own task, so
-after `pause()` returned no step runs until `resume()`, and no step sees half-applied weights (V6). Live requests are refused
-before the first confirmed version (V5).
+Law: everything that changes what a decode step may see (swap, pause, pin) runs *between* two steps, in the loop's own
+task, so after `pause()` returned no step runs until `resume()`, and no step sees half-applied weights (V6). Live
+requests are refused before the first confirmed version (V5).
 
-Sessions: the live engine serves the newest version; with `partial_rollout` off a swap leaves sequences in flight to a draining
-session on their old version; a pinned session serves one version for a validation. Each holds its weights' lease.
+Sessions: the live engine serves the newest version; with `partial_rollout` off a swap leaves sequences in flight to a
+draining session on their old version; a pinned session serves one version for a validation. Each holds its weights'
+lease.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from paceline.core.commands import (
     ExchangeReply,
@@ -33,6 +35,8 @@ from paceline.core.ports import Clock, InferenceEngine, StagedWeights, WeightTra
 from paceline.core.sample import GenerationRequest
 from paceline.rollout.generation_meter import GenerationMeter
 from paceline.rollout.outbox import Outbox
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class Replica:
         self._draining: list[_Session] = []
         self._pinned: dict[int, _Session] = {}
         self._idle_engines: list[InferenceEngine] = []
-        self._between: deque[tuple[Callable[[], object], asyncio.Future[object]]] = deque()
+        self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._paused = False
         self._closing = False
@@ -114,8 +118,9 @@ class Replica:
         Raises:
             SyncError: a live request before the first confirmed version, or a pinned one whose version is not pinned.
         """
-        self._outbox.acknowledge(request.acknowledged)
-        self._accept([r for r in request.requests if r.request_id not in self._known])
+        self._known.difference_update(done.request_id for done in self._outbox.acknowledge(request.acknowledged))
+        unknown = {r.request_id: r for r in request.requests if r.request_id not in self._known}
+        self._accept(list(unknown.values()))
         number, completions = await self._outbox.collect(request.wait_seconds)
         sessions = self._sessions()
         return ExchangeReply(
@@ -154,7 +159,6 @@ class Replica:
             validation_tokens=tokens if session.pinned else 0,
             live=self._live.engine,
         )
-        self._known.difference_update(completion.request_id for completion in finished)
         self._outbox.put(finished)
         if session in self._draining and not session.has_work:
             self._draining.remove(session)
@@ -179,7 +183,9 @@ class Replica:
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Pause between two steps, swap, prove, resume."""
-        report: SwapReport = await self._between_steps(lambda: self._swap_now(command))
+        report = await self._between_steps(lambda: self._swap_now(command))
+        engine = self._live.engine
+        await self._stage_work.run(lambda: self._transaction.announce(engine))
         return report
 
     async def discard_staged(self, version: int) -> None:
@@ -195,8 +201,7 @@ class Replica:
         if version in self._pinned:
             return True
         engine = self._idle_engines.pop() if self._idle_engines else await self._stage_work.run(self._make_engine)
-        pinned: bool = await self._between_steps(lambda: self._pin_now(version, engine))
-        return pinned
+        return await self._between_steps(lambda: self._pin_now(version, engine))
 
     async def unpin(self, version: int) -> None:
         """End a pinned session; harmless when there is none. What it still held is given back as aborted."""
@@ -262,10 +267,10 @@ class Replica:
 
     # -- between two steps ---------------------------------------------------------------------------------------------
 
-    async def _between_steps(self, action: Callable[[], object]) -> object:
+    async def _between_steps(self, action: Callable[[], T]) -> T:
         if self._closing:
             raise WorkerDied(f"{self._replica_id} is closing", self._replica_id)
-        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._between.append((action, done))
         self._wake.set()
         return await done

@@ -1,7 +1,7 @@
 """ReplicaFeed: the rollouter's line to one replica: batches of requests out, batches of completions back.
 
-consumes: requests given to `send`; produces: completions, handed to `on_completions`; waits for: requests, the replica's
-reply; unblocked by: `send`, the replica, cancellation. Completions are acknowledged with the next call.
+consumes: requests given to `send`; produces: completions, handed to `on_completions`; waits for: requests, the
+replica's reply; unblocked by: `send`, the replica, cancellation. Completions are acknowledged with the next call.
 """
 
 from __future__ import annotations

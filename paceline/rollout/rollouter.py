@@ -1,7 +1,7 @@
 """FullyAsyncRollouter: turns prompts into scored samples, ahead of the trainer by no more than the staleness budget.
 
-consumes: prompts, completions; produces: samples in the message queue; waits for: admission budget, replicas, room in the
-queue; unblocked by: `update_param_version` (a new window), the trainer's takes, completions.
+consumes: prompts, completions; produces: samples in the message queue; waits for: admission budget, replicas, room in
+the queue; unblocked by: `update_param_version` (a new window), the trainer's takes, completions.
 
 Law: every admitted sample ends exactly once (L1): it reaches the queue, or fails with its error. No prompt is admitted
 before the first published version (V5).
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RewardError
@@ -23,6 +24,7 @@ from paceline.rollout.admission import AdmissionBudget
 from paceline.rollout.groups import Group, Groups
 from paceline.rollout.load_balancer import LoadBalancer
 from paceline.rollout.replica_feed import ReplicaFeed
+from paceline.rollout.rollouter_state import RollouterState, save_state
 from paceline.rollout.validation import PREFIX, Validator
 
 SHOW_EVERY_SECONDS = 1.0
@@ -123,6 +125,13 @@ class FullyAsyncRollouter:
             self._balancer.open(replica_id)
         self._show_admission()
         self._may_admit.set()
+
+    async def save_checkpoint(self, local_global_step_folder: str) -> None:
+        """Write `rollouter.json` (where the prompts stand, samples admitted and failed) into this directory."""
+        state = RollouterState(
+            life=self._life, admitted=self._admitted, failed=self._failed, prompts=self._prompts.state()
+        )
+        save_state(state, Path(local_global_step_folder))
 
     async def wait_validations(self) -> None:
         """Return once no validation runs."""

@@ -1,10 +1,11 @@
 """Validator: greedy accuracy of one published version, measured beside training.
 
-A validation pins the version on the replicas before the next sync can begin, so its result belongs to that version whatever
-is published meanwhile. One record per requested version: finished, or skipped with the reason. At most `max_pinned`
-validations run at once; nobody waits for one but `wait`.
+A validation pins the version on the replicas before the next sync can begin, so its result belongs to that version
+whatever is published meanwhile. One record per requested version: finished, or skipped with the reason. At most
+`max_pinned` validations run at once; nobody waits for one but `wait`.
 
-consumes: completions of pinned requests; produces: `validation.*` events; waits for: replicas; unblocked by: completions.
+consumes: completions of pinned requests; produces: `validation.*` events; waits for: replicas; unblocked by:
+completions.
 """
 
 from __future__ import annotations

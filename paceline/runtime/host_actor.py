@@ -1,8 +1,8 @@
 """How a host's methods are called from another process, and how its errors come back as themselves.
 
-An outcome is `(True, value)` or `(False, error)`: the error is one of `core.errors`, so it survives pickling and keeps its
-class and its line. Anything else that a host raises is a fault of ours: its traceback goes to the run's `faults.log`, its
-class and text to the caller.
+An outcome is `(True, value)` or `(False, error)`: the error is one of `core.errors`, so it survives pickling and
+keeps its class and its line. Anything else that a host raises is a fault of ours: its traceback goes to the run's
+`faults.log`, its class and text to the caller.
 """
 
 from __future__ import annotations

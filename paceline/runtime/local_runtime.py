@@ -1,7 +1,7 @@
 """LocalRuntime: all parts of a run on one event loop, in one process.
 
-The same loops as on Ray, handed other ports: for tests, notebooks and simulation under the virtual clock. Nothing is started
-but tasks of the running loop.
+The same loops as on Ray, handed other ports: for tests, notebooks and simulation under the virtual clock. Nothing is
+started but tasks of the running loop.
 """
 
 from __future__ import annotations

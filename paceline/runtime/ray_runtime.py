@@ -1,8 +1,8 @@
 """RayRuntime: the parts of a run as Ray actors, on a Ray that is started for the run and stopped with it.
 
-The only file that imports ray. One actor class hosts every part (`host_actor.HostShell`); a `RemotePart` makes its methods
-awaitable, so a loop cannot tell a part in its own process from one across the cluster. A call to a part that has died raises
-`WorkerDied` with its role.
+The only file that imports ray. One actor class hosts every part (`host_actor.HostShell`); a `RemotePart` makes its
+methods awaitable, so a loop cannot tell a part in its own process from one across the cluster. A call to a part that
+has died raises `WorkerDied` with its role.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class RayRuntime:
         self._actors: dict[str, Any] = {}
 
     async def start(self) -> None:
-        """Start Ray on this machine; blocks the loop, since calls hang when another thread than theirs has started Ray."""
+        """Start Ray on this machine; blocks the loop, since calls hang when another thread than theirs has started
+        Ray.
+        """
         ray.init(
             address="local",
             num_cpus=1,

@@ -1,7 +1,7 @@
 """Which class serves which port: the only place that branches on kinds.
 
-Every function imports what it builds when it is called, so that a light process (queue, synchronizer, rollouter) never imports
-torch.
+Every function imports what it builds when it is called, so that a light process (queue, synchronizer, rollouter)
+never imports torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def model_path(config: Config) -> Path:
     Raises:
         ConfigError: it is no Hugging Face model directory.
     """
-    path = Path(config.model.path) if config.model.path else Path(str(resources.files("paceline"))) / "assets/tiny_model"
+    path = (
+        Path(config.model.path) if config.model.path else Path(str(resources.files("paceline"))) / "assets/tiny_model"
+    )
     if not (path / "config.json").is_file():
         raise ConfigError(f"model.path: {path} is not a Hugging Face model directory (it has no config.json)")
     return path.absolute()
@@ -50,7 +52,7 @@ def build_prompts(spec: RunSpec, tokenizer: FastTokenizer) -> PromptSource:
     Raises:
         ConfigError: a prompt is longer than `data.max_prompt_length`, or validation has fewer problems than asked for.
     """
-    from paceline.rollout.prompt_dataset import PromptDataset  # noqa: PLC0415
+    from paceline.rollout.prompt_dataset import PromptDataset
 
     data = spec.config.data
     validation = problems("validation")
@@ -77,23 +79,23 @@ def _as_prompts(chosen: Sequence[Problem], tokenizer: FastTokenizer, longest: in
     too_long = max(prompts, key=lambda prompt: len(prompt.token_ids))
     if len(too_long.token_ids) > longest:
         raise ConfigError(
-            f"data.max_prompt_length: prompt {too_long.text!r} has {len(too_long.token_ids)} tokens, allowed are {longest}"
+            f"data.max_prompt_length: prompt {too_long.text!r} has {len(too_long.token_ids)} tokens, more than {longest}"
         )
     return prompts
 
 
 def build_reward(spec: RunSpec) -> RewardFn:
     """The scorer of the embedded task."""
-    from paceline.reward.arithmetic_reward import ArithmeticReward  # noqa: PLC0415
+    from paceline.reward.arithmetic_reward import ArithmeticReward
 
     return ArithmeticReward()
 
 
 def build_backend(spec: RunSpec, threads: int) -> TrainBackend:
     """The train backend; sets this process's torch threads."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from paceline.backend.torch_backend import TorchBackend  # noqa: PLC0415
+    from paceline.backend.torch_backend import TorchBackend
 
     torch.set_num_threads(threads)
     return TorchBackend(model_path=spec.model_path, actor=spec.config.actor, seed=spec.config.trainer.seed)
@@ -101,7 +103,7 @@ def build_backend(spec: RunSpec, threads: int) -> TrainBackend:
 
 def build_sender(spec: RunSpec, threads: int) -> WeightSender:
     """The trainer's end of `checkpoint_engine.backend`."""
-    from paceline.checkpoint_engine.shared_memory import SharedMemorySender  # noqa: PLC0415
+    from paceline.checkpoint_engine.shared_memory import SharedMemorySender
 
     config = spec.config
     return SharedMemorySender(
@@ -115,26 +117,24 @@ def build_sender(spec: RunSpec, threads: int) -> WeightSender:
 
 def build_receiver(spec: RunSpec, replica_id: str) -> WeightReceiver:
     """A replica's end of `checkpoint_engine.backend`."""
-    from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver  # noqa: PLC0415
+    from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver
 
     engine = spec.config.checkpoint_engine
-    return SharedMemoryReceiver(
-        holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds
-    )
+    return SharedMemoryReceiver(holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds)
 
 
 def build_board(spec: RunSpec, replica_id: str) -> ServingBoard:
     """Where a replica tells outside processes what it serves."""
-    from paceline.store.serving_table import FileServingBoard  # noqa: PLC0415
+    from paceline.store.serving_table import FileServingBoard
 
     return FileServingBoard(directory=str(spec.serving_dir), replica_id=replica_id)
 
 
 def engine_factory(spec: RunSpec, replica_id: str, threads: int) -> Callable[[], InferenceEngine]:
     """Makes engines of `rollout.name`; sets this process's torch threads."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from paceline.engine.embedded_engine import EmbeddedEngine  # noqa: PLC0415
+    from paceline.engine.embedded_engine import EmbeddedEngine
 
     torch.set_num_threads(threads)
     config = spec.config

@@ -1,6 +1,7 @@
 """The run directory: everything that a run leaves, below `trainer.default_local_dir`.
 
-`config.yaml` (resolved), `events.jsonl`, `summary.json`, `rollouts/`, `tensorboard/`, `model/`, and while it runs `serving/`.
+`config.yaml` (resolved), `events.jsonl`, `summary.json`, `rollouts/`, `tensorboard/`, `model/`, and while it runs
+`serving/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Supervision of the parts of a run: start all, connect, run until the trainer is done, stop all.
 
-The first error of any part ends the run and is raised; a part that dies is named. A stop signal raises `RunInterrupted`. Every
-phase has a deadline.
+The first error of any part ends the run and is raised; a part that dies is named. A stop signal raises
+`RunInterrupted`. Every phase has a deadline.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class StopSignal:
         """
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._raised}, return_when=asyncio.FIRST_COMPLETED)
+            racing: set[asyncio.Future[Any]] = {task, self._raised}
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             name = signal.Signals(self._raised.result()).name
@@ -66,9 +67,7 @@ class StopSignal:
 class Supervisor:
     """Runs the parts with these roles; `done_role` is the one whose end ends the run."""
 
-    def __init__(
-        self, *, runtime: PartsRuntime, roles: list[str], done_role: str, waits: Waits
-    ) -> None:
+    def __init__(self, *, runtime: PartsRuntime, roles: list[str], done_role: str, waits: Waits) -> None:
         self._runtime = runtime
         self._roles = roles
         self._done_role = done_role

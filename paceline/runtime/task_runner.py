@@ -2,8 +2,9 @@
 
     checked -> started -> running -> completed | interrupted | failed -> stopped -> summed up
 
-The driver process: it holds the process guard (which outlives it), starts Ray and the parts, follows the event log for the
-displays, turns signals into an orderly stop, and folds the log into `summary.json` at the end, whatever the end was.
+The driver process: it holds the process guard (which outlives it), starts Ray and the parts, follows the event log
+for the displays, turns signals into an orderly stop, and folds the log into `summary.json` at the end, whatever the
+end was.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class FullyAsyncTaskRunner:
             display.stop(summary)
 
     def _supervisor(self) -> Supervisor:
-        from paceline.runtime.ray_runtime import RayRuntime  # noqa: PLC0415 - after the checks: importing ray takes a second
+        from paceline.runtime.ray_runtime import RayRuntime
 
         return Supervisor(
             runtime=RayRuntime(self._spec),
@@ -101,9 +102,7 @@ class FullyAsyncTaskRunner:
             )
         )
 
-    def _record_end(
-        self, outcome: Literal["completed", "interrupted", "failed"], error: PacelineError | None
-    ) -> None:
+    def _record_end(self, outcome: Literal["completed", "interrupted", "failed"], error: PacelineError | None) -> None:
         code = exit_code(error)
         self._events.emit(RunFinished(outcome=outcome, error=error.message if error else "", exit_code=code))
 
@@ -154,7 +153,7 @@ def _displays(spec: RunSpec) -> list[Display]:
     if "console" in spec.config.trainer.logger:
         displays.append(open_display(sys.stdout, run_dir, wall))
     if "tensorboard" in spec.config.trainer.logger:
-        from paceline.observability.tensorboard_log import TensorBoardLog  # noqa: PLC0415 - only when it is wanted
+        from paceline.observability.tensorboard_log import TensorBoardLog
 
         displays.append(TensorBoardLog(run_dir / "tensorboard"))
     return displays

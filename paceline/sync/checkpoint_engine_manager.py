@@ -4,8 +4,8 @@
     STAGED     every replica holds it, verified, beside what it serves; generation went on
     CONFIRMED  every replica has swapped between two decode steps and proved what it serves
 
-Each step has a deadline and the receiver refuses what comes later. A replica that fails is named; it keeps serving the old
-version, whole, or is fenced by itself. No collective: replicas stage and swap independently.
+Each step has a deadline and the receiver refuses what comes later. A replica that fails is named; it keeps serving
+the old version, whole, or is fenced by itself. No collective: replicas stage and swap independently.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CheckpointEngineManager:
             "swap": self._clock.now() - staged_at,
         }
         digest = capture.manifest.digest
-        verified = all(report.digest == digest for report in [*staged.values(), *swapped.values()])
+        verified = all(staged[name].digest == digest == swapped[name].digest for name in self._replicas)
         return WeightUpdate(
             version=version, capture=capture, staged=staged, swapped=swapped, phases=phases, verified=verified
         )

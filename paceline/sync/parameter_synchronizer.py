@@ -2,10 +2,11 @@
 
     IDLE -> CAPTURED -> STAGED -> CONFIRMED -> PUBLISHED -> IDLE, or ABORTED from any of them (nothing is published).
 
-Order of a sync: the manager publishes, stages and swaps while replicas generate; then the queue learns the version, then the
-rollouter (which may start a validation that pins it; nobody waits for that). Versions rise strictly; concurrent calls are
-serialised, and one whose version is no longer newer gets `Superseded`. An engine that cannot stage would need the reference
-order (pause, transfer, resume); `rollouter.pause/resume` serve it and users, the embedded engine pauses inside its swap.
+Order of a sync: the manager publishes, stages and swaps while replicas generate; then the queue learns the version,
+then the rollouter (which may start a validation that pins it; nobody waits for that). Versions rise strictly;
+concurrent calls are serialised, and one whose version is no longer newer gets `Superseded`. An engine that cannot
+stage would need the reference order (pause, transfer, resume); `rollouter.pause/resume` serve it and users, the
+embedded engine pauses inside its swap.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from paceline.sync.checkpoint_engine_manager import CheckpointEngineManager, Wei
 class ParameterSynchronizer:
     """Moves a version from the trainer to the rollout side and publishes it.
 
-    `ParameterSynchronizer(config, trainer, rollouter, mq, ...)`: `trainer`, `rollouter` and `mq` are the parts themselves or
-    handles on their processes.
+    `ParameterSynchronizer(config, trainer, rollouter, mq, ...)`: `trainer`, `rollouter` and `mq` are the parts
+    themselves or handles on their processes.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class ParameterSynchronizer:
         """Bring `version` (packed) to every replica and publish it; returns once all have confirmed.
 
         Raises:
-            Superseded: a version at least as new is already published. SyncError, DeadlineExceeded, WorkerDied: nothing was
+            Superseded: a version at least as new is already published. SyncError, DeadlineExceeded, WorkerDied:
+            nothing was
                 published; the message names who failed in which phase.
         """
         async with self._one_at_a_time:
@@ -99,6 +101,16 @@ class ParameterSynchronizer:
                 self._rollouter.wait_validations(),
                 seconds=self._stall_seconds,
                 what="the last validation",
+                culprit="rollouter",
+            )
+
+    async def rollouter_save_checkpoint(self, local_global_step_folder: str) -> None:
+        """Have the rollouter save its part of a checkpoint; waits for a sync in progress."""
+        async with self._one_at_a_time:
+            await self._waits.bounded(
+                self._rollouter.save_checkpoint(local_global_step_folder),
+                seconds=self._timeout_seconds,
+                what="the rollouter's part of a checkpoint",
                 culprit="rollouter",
             )
 

@@ -1,10 +1,11 @@
 """WeightTransaction: the replica's side of a sync.
 
-Law: a version exists here only after its swap was confirmed (V1); no decode step sees half-applied weights (V6); what comes
-late or belongs to another life is refused and changes nothing.
+Law: a version exists here only after its swap was confirmed (V1); no decode step sees half-applied weights (V6); what
+comes late or belongs to another life is refused and changes nothing.
 
 States: JOINING -> READY(v) -> UPDATING -> READY(w), or FENCED when neither the new nor the old version can be proved.
-Staged weights lie beside the served ones until they are swapped in or discarded. `swap` must run between two decode steps.
+Staged weights lie beside the served ones until they are swapped in or discarded. `swap` must run between two decode
+steps.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ class WeightTransaction:
         return StageReport(replica=self._replica_id, version=manifest.version, digest=staged.digest, seconds=seconds)
 
     def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None:
-        """Serve the staged version from the next step on; returns the weights served before, to be released by the caller
-        once nobody uses them.
+        """Serve the staged version from the next step on; returns the weights served before, to be released by the
+        caller once nobody uses them.
 
         Raises:
-            SyncError: the engine refused or could not be proved to serve the version. It serves the old version again, or,
+            SyncError: the engine refused or could not be proved to serve the version. It serves the old version
+            again, or,
                 where that cannot be proved either, the replica is FENCED.
         """
         self._refuse_late(command.version, command.deadline_wall)
@@ -89,7 +91,6 @@ class WeightTransaction:
         try:
             engine.bind(staged.tensors, command.version)
             self._prove(engine, staged)
-            self._board.publish(command.version, staged.manifest.digest, staged.manifest, engine)
         except PacelineError:
             self._restore(engine, previous)
             raise
@@ -98,6 +99,12 @@ class WeightTransaction:
         self._serving = staged
         self._state = "ready"
         return previous
+
+    def announce(self, engine: InferenceEngine) -> None:
+        """Tell processes outside what is served; after the swap, not in the pause."""
+        if self._serving is not None:
+            manifest = self._serving.manifest
+            self._board.publish(manifest.version, manifest.digest, manifest, engine)
 
     def discard(self, version: int) -> None:
         """Forget a staged version; unknown ones are ignored."""

@@ -1,1 +1,3 @@
-"""The public test kit: virtual clock, marker model, recording fakes. For authors of engines, trainers and checkpoint engines."""
+"""The public test kit: virtual clock, marker model, recording fakes. For authors of engines, trainers and checkpoint
+engines.
+"""

@@ -1,9 +1,9 @@
 """The marker model: a fake whose every token tells which weights made it, whatever the labels say.
 
-The trainer holds an int64 tensor `marker` equal to the number of updates made, beside a few ordinary tensors. Under marker v the
-token at response position p is `1000 * v + p` and its log-prob is `-(v + p / 1000)`; v is read from the tensor that the
-engine really holds at that step. The prefix cache remembers, per block of 4 prompt tokens, the marker in force when the
-block was filled.
+The trainer holds an int64 tensor `marker` equal to the number of updates made, beside a few ordinary tensors. Under
+marker v the token at response position p is `1000 * v + p` and its log-prob is `-(v + p / 1000)`; v is read from the
+tensor that the engine really holds at that step. The prefix cache remembers, per block of 4 prompt tokens, the marker
+in force when the block was filled.
 """
 
 from __future__ import annotations

@@ -125,17 +125,13 @@ class RecordingReplica:
         """Record it; report the published digest as if it had been computed."""
         self._log.add(self._replica_id, "stage", version=command.manifest.version)
         self._digest = command.manifest.digest
-        return StageReport(
-            replica=self._replica_id, version=command.manifest.version, digest=self._digest, seconds=0.0
-        )
+        return StageReport(replica=self._replica_id, version=command.manifest.version, digest=self._digest, seconds=0.0)
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Record pause, swap and resume, which a replica does as one step."""
         for method in ("pause", "swap", "resume"):
             self._log.add(self._replica_id, method, version=command.version)
-        return SwapReport(
-            replica=self._replica_id, version=command.version, digest=self._digest, pause_seconds=0.0
-        )
+        return SwapReport(replica=self._replica_id, version=command.version, digest=self._digest, pause_seconds=0.0)
 
     async def discard_staged(self, version: int) -> None:
         """Record it."""
@@ -194,6 +190,10 @@ class RecordingRollouter:
             global_steps=global_steps,
             use_trainer_do_validate=use_trainer_do_validate,
         )
+
+    async def save_checkpoint(self, local_global_step_folder: str) -> None:
+        """Record it."""
+        self._log.add("rollouter", "save_checkpoint", local_global_step_folder=local_global_step_folder)
 
     async def wait_validations(self) -> None:
         """Record it."""

@@ -1,7 +1,7 @@
 """A virtual clock: asyncio time that jumps to the next timer instead of waiting for it.
 
-`run_virtual(main)` runs a coroutine on a loop whose `time()` moves only when nothing is ready, so a simulation of an hour takes
-milliseconds and always takes the same course. Threads do not mix with it: hand the loops `InlineWork`.
+`run_virtual(main)` runs a coroutine on a loop whose `time()` moves only when nothing is ready, so a simulation of an
+hour takes milliseconds and always takes the same course. Threads do not mix with it: hand the loops `InlineWork`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batcher: collects exactly `required_samples` from the message queue for one update.
 
-consumes: samples of the message queue; produces: whole batches; waits for: samples; unblocked by: the rollouter's puts, end of
-data. Rule for the end: an unfilled last batch is dropped and counted as `unfilled_last_batch`. Samples of another life
-are dropped as `lost_lineage`.
+consumes: samples of the message queue; produces: whole batches; waits for: samples; unblocked by: the rollouter's
+puts, end of data. Rule for the end: an unfilled last batch is dropped and counted as `unfilled_last_batch`. Samples
+of another life are dropped as `lost_lineage`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """FullyAsyncTrainer: consumes samples, makes updates, starts a weight sync every `trigger_parameter_sync_step` updates.
 
-consumes: samples (batcher); produces: updates, versions; waits for: samples, its own snapshot, the sync before the last one;
-unblocked by: the message queue, `capture_weights`, the synchronizer.
+consumes: samples (batcher); produces: updates, versions; waits for: samples, its own snapshot, the sync before the
+last one; unblocked by: the message queue, `capture_weights`, the synchronizer.
 
-Law: the trainer is blocked by a sync only until its snapshot is taken (CAPTURED). A token's lag is taken when its sample is
-consumed: captured version minus the token's version (V7). Version 0 is captured before the first update.
+Law: the trainer is blocked by a sync only until its snapshot is taken (CAPTURED). A token's lag is taken when its
+sample is consumed: captured version minus the token's version (V7). Version 0 is captured before the first update.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class FullyAsyncTrainer:
         await self._work.run(lambda: self._backend.save_pretrained(directory))
 
     async def _next_batch(self) -> list[Sample] | None:
-        """The next batch; a sync that fails meanwhile is raised here, not at the deadline of the samples it kept away."""
+        """The next batch; a sync that fails meanwhile is raised here, not at the deadline of the samples it kept
+        away.
+        """
         batch = asyncio.ensure_future(self._batcher.next_batch())
         try:
             while not batch.done():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessReceiver, InProcessSender
 from paceline.core.config import build_config
 from paceline.core.events import (
@@ -24,6 +26,10 @@ from paceline.testing.recording import RecordingBoard, RecordingEvents, Recordin
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 
 
+class Cursor(msgspec.Struct):
+    given: int
+
+
 class Prompts:
     """Endless prompts; four for validation."""
 
@@ -36,6 +42,9 @@ class Prompts:
 
     def validation_prompts(self) -> Sequence[Prompt]:
         return [Prompt(f"v{i}", "?", (1, 2, 3, 4), "", "marker") for i in range(4)]
+
+    def state(self) -> msgspec.Struct:
+        return Cursor(self._next)
 
 
 class LengthReward:
@@ -98,7 +107,8 @@ def test_five_versions_of_the_production_loops() -> None:
     assert validated == [0, 2, 4, 5]
     admitted = [i for e in events.of(SampleAdmitted) for i in e.ids]
     trained = [i for e in events.of(SampleTrained) for i in e.ids]
-    assert sorted(admitted) == sorted(trained) and len(set(trained)) == 40
+    assert sorted(admitted) == sorted(trained)
+    assert len(set(trained)) == 40
     assert len(log.records) == 40
 
 

@@ -51,7 +51,5 @@ class HostProcess:
     def started(self) -> None:
         """Record that the process is ready."""
         self.events.emit(
-            ProcessStarted(
-                role=self.role, pid=os.getpid(), threads=self.threads, seconds=time.monotonic() - self.began
-            )
+            ProcessStarted(role=self.role, pid=os.getpid(), threads=self.threads, seconds=time.monotonic() - self.began)
         )

@@ -73,6 +73,10 @@ class RollouterHost:
         """See `FullyAsyncRollouter`."""
         await self._connected().update_param_version(version, validate, global_steps, use_trainer_do_validate)
 
+    async def save_checkpoint(self, local_global_step_folder: str) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().save_checkpoint(local_global_step_folder)
+
     async def wait_validations(self) -> None:
         """See `FullyAsyncRollouter`."""
         await self._connected().wait_validations()

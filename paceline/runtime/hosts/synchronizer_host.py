@@ -57,6 +57,10 @@ class SynchronizerHost:
         """See `ParameterSynchronizer`."""
         await self._connected().wait_last_valid()
 
+    async def rollouter_save_checkpoint(self, local_global_step_folder: str) -> None:
+        """See `ParameterSynchronizer`."""
+        await self._connected().rollouter_save_checkpoint(local_global_step_folder)
+
     def _connected(self) -> ParameterSynchronizer:
         if self._synchronizer is None:
             raise SyncError("the parameter synchronizer is not connected yet")

@@ -1,0 +1,246 @@
+"""The rollouter against fake replicas and a real queue: admission, failures, ends; on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.core.commands import ExchangeReply, ExchangeRequest
+from paceline.core.config import Config, build_config
+from paceline.core.errors import ProducerFailed, QueueClosed, RewardError, WorkerDied
+from paceline.core.events import (
+    SampleAdmitted,
+    SampleFailed,
+    ValidationFinished,
+    ValidationSkipped,
+    ValidationStarted,
+)
+from paceline.core.sample import Completion, Prompt, decode_sample
+from paceline.message_queue import MessageQueue
+from paceline.rollout.rollouter import FullyAsyncRollouter
+from paceline.testing.recording import CallLog, RecordingEvents, RecordingReplica
+from paceline.testing.virtual_clock import VirtualClock, run_virtual
+
+
+class EchoReplica(RecordingReplica):
+    """Finishes every request 0.1 s after it came."""
+
+    def __init__(self, clock: VirtualClock, replica_id: str) -> None:
+        super().__init__(CallLog(), replica_id)
+        self.clock = clock
+        self.taken = 0
+        self.dead = False
+        self.hold_validation = asyncio.Event()
+        self.hold_validation.set()
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
+        await self.clock.sleep(0.1)
+        if self.dead:
+            raise WorkerDied(f"{self.replica_id} died", self.replica_id)
+        if any(r.pinned_version is not None for r in request.requests):
+            await self.hold_validation.wait()
+        self.taken += len(request.requests)
+        done = [Completion(r.request_id, [7], [-0.1], [r.pinned_version or 0], "stop") for r in request.requests]
+        return ExchangeReply(batch=self.taken, completions=done, running=0, waiting=0)
+
+
+class Cursor(msgspec.Struct):
+    given: int
+
+
+class Prompts:
+    def __init__(self) -> None:
+        self.given = 0
+
+    def next_prompt(self) -> Prompt:
+        self.given += 1
+        return Prompt(str(self.given), f"prompt {self.given}", (1,), "", "t")
+
+    def validation_prompts(self) -> Sequence[Prompt]:
+        return [Prompt(f"v{i}", "?", (1,), "", "t") for i in range(5)]
+
+    def state(self) -> msgspec.Struct:
+        return Cursor(self.given)
+
+
+class Decoder:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "x"
+
+
+class PickyReward:
+    """Fails for prompt 3."""
+
+    async def score(self, prompt: Prompt, response_text: str) -> float:
+        if prompt.prompt_id == "3":
+            raise RewardError("reward failed for prompt 3")
+        return 1.0
+
+
+class Rig:
+    def __init__(self, clock: VirtualClock, config: Config) -> None:
+        self.clock = clock
+        self.config = config
+        self.events = RecordingEvents()
+        self.queue = MessageQueue(
+            capacity=100, producers=["rollouter"], put_timeout_seconds=60, clock=clock, events=RecordingEvents()
+        )
+        self.replicas = [EchoReplica(clock, f"replica-{i}") for i in range(2)]
+        self.rollouter = FullyAsyncRollouter(
+            config,
+            life=1,
+            prompts=Prompts(),
+            replicas=self.replicas,
+            queue=self.queue,
+            reward=PickyReward(),
+            decoder=Decoder(),
+            stop_token_ids=(),
+            clock=clock,
+            events=self.events,
+        )
+
+    async def publish(self, version: int, validate: bool = False) -> None:
+        await self.rollouter.update_param_version(version, validate, 0, False)
+
+    def admitted(self) -> int:
+        return sum(len(event.ids) for event in self.events.of(SampleAdmitted))
+
+
+def config(total: int = 40, threshold: float = 0.0, places: int = 64) -> Config:
+    return build_config(
+        {
+            "actor": {"ppo_mini_batch_size": 8},
+            "async_training": {"staleness_threshold": threshold, "trigger_parameter_sync_step": 1},
+            "rollout": {"n": 2, "total_rollout_steps": total, "max_num_seqs": places},
+        }
+    )
+
+
+def with_rig(scenario: Callable[[Rig], Awaitable[None]], chosen: Config | None = None) -> None:
+    async def main(clock: VirtualClock) -> None:
+        rig = Rig(clock, chosen or config())
+        fitting = asyncio.ensure_future(rig.rollouter.fit())
+        try:
+            async with asyncio.timeout(500):
+                await scenario(rig)
+        finally:
+            fitting.cancel()
+            await asyncio.gather(fitting, return_exceptions=True)
+
+    run_virtual(main)
+
+
+def test_nothing_is_admitted_before_the_first_version() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.clock.sleep(5)
+        assert rig.admitted() == 0
+        await rig.publish(0)
+        await rig.clock.sleep(1)
+        assert rig.admitted() == 9  # 8, and one in place of prompt 3, whose reward fails
+
+    with_rig(scenario)
+
+
+def test_the_window_counts_what_the_trainer_has_not_taken() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        await rig.clock.sleep(1)
+        await rig.queue.get_samples(5, 1.0)
+        await rig.publish(1)
+        await rig.clock.sleep(1)
+        assert rig.admitted() == 9 + 5  # 3 of the first 8 are still queued
+
+    with_rig(scenario)
+
+
+def test_the_staleness_threshold_widens_the_window() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        await rig.clock.sleep(1)
+        assert rig.admitted() == 12 + 1
+
+    with_rig(scenario, config(threshold=0.5))
+
+
+def test_few_places_bound_what_is_in_flight() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        await rig.clock.sleep(0.05)
+        assert rig.admitted() == 3  # 1.5 times 2 replicas of 2 places, in groups of 2
+
+    with_rig(scenario, config(places=2))
+
+
+def test_a_failed_reward_fails_its_sample_alone_and_the_total_is_reached() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        taken = []
+        for version in range(1, 100):
+            try:
+                items, _ = await rig.queue.get_samples(8, 1.0)
+            except QueueClosed:
+                break
+            taken += [decode_sample(item) for item in items]
+            await rig.publish(version)
+        assert len(taken) == 40
+        assert "3" not in {sample.prompt.prompt_id for sample in taken}
+        assert len({sample.sample_id for sample in taken}) == 40
+        assert [event.ids for event in rig.events.of(SampleFailed)] == [["1-3"]]
+        assert all(len(sample.responses) == 2 for sample in taken)
+
+    with_rig(scenario)
+
+
+def test_a_dead_replica_fails_the_run_by_name() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replicas[1].dead = True
+        await rig.publish(0)
+        with pytest.raises(ProducerFailed, match="replica-1 died"):
+            for _ in range(100):
+                await rig.queue.get_samples(8, 1.0)
+
+    with_rig(scenario)
+
+
+def test_pause_and_resume_reach_every_replica() -> None:
+    async def scenario(rig: Rig) -> None:
+        logs = [CallLog(), CallLog()]
+        for replica, log in zip(rig.replicas, logs, strict=True):
+            replica._log = log
+        await rig.rollouter.pause()
+        await rig.rollouter.resume()
+        assert [log.names() for log in logs] == [[f"replica-{i}.pause", f"replica-{i}.resume"] for i in range(2)]
+
+    with_rig(scenario)
+
+
+def test_one_validation_record_per_requested_version() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.replicas[0].hold_validation.clear()
+        await rig.publish(0, validate=True)
+        await rig.clock.sleep(1)
+        await rig.publish(1, validate=True)
+        rig.replicas[0].hold_validation.set()
+        await rig.rollouter.wait_validations()
+        await rig.publish(2, validate=True)
+        await rig.rollouter.wait_validations()
+        assert [event.version for event in rig.events.of(ValidationStarted)] == [0, 2]
+        assert [(event.version, event.accuracy) for event in rig.events.of(ValidationFinished)] == [(0, 1.0), (2, 1.0)]
+        assert [(e.version, e.reason) for e in rig.events.of(ValidationSkipped)] == [(1, "pin limit")]
+
+    with_rig(scenario)
+
+
+def test_the_rollouters_part_of_a_checkpoint_is_one_whole_file(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        await rig.clock.sleep(1)
+        await rig.rollouter.save_checkpoint(str(tmp_path / "global_step_1"))
+        saved = msgspec.json.decode((tmp_path / "global_step_1" / "rollouter.json").read_bytes())
+        assert saved == {"life": 1, "admitted": 9, "failed": 1, "prompts": {"given": 9}}
+
+    with_rig(scenario)

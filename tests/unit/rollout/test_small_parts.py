@@ -1,0 +1,104 @@
+"""Admission window, load balancer, groups, outbox."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paceline.core.sample import Completion, Prompt, SamplingParams
+from paceline.rollout.admission import AdmissionBudget
+from paceline.rollout.groups import Groups
+from paceline.rollout.load_balancer import LoadBalancer
+from paceline.rollout.outbox import Outbox
+from paceline.testing.virtual_clock import VirtualClock, run_virtual
+
+PARAMS = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=4, stop_token_ids=())
+
+
+def completion(request_id: str) -> Completion:
+    return Completion(request_id, [1], [-0.5], [0], "stop")
+
+
+def test_nothing_is_admitted_before_the_first_version() -> None:
+    budget = AdmissionBudget(8)
+    assert not budget.admit()
+    budget.open_window(0)
+    assert [budget.admit() for _ in range(9)] == [True] * 8 + [False]
+
+
+def test_a_window_starts_with_what_is_outstanding() -> None:
+    budget = AdmissionBudget(68)
+    budget.open_window(4 + 2 + 7)  # active, waiting for resume, queued (case C17, run B)
+    assert (budget.used, budget.free) == (13, 55)
+
+
+def test_capacity_comes_back_on_a_failure() -> None:
+    budget = AdmissionBudget(1)
+    budget.open_window(0)
+    assert budget.admit()
+    assert not budget.admit()
+    budget.give_back()
+    assert budget.admit()
+
+
+def test_more_outstanding_than_allowed_admits_nothing() -> None:
+    budget = AdmissionBudget(4)
+    budget.open_window(6)
+    assert budget.free == 0
+    assert not budget.admit()
+
+
+def test_the_least_loaded_routable_replica_is_chosen() -> None:
+    balancer = LoadBalancer(["a", "b"])
+    assert balancer.choose(4) is None
+    balancer.open("a")
+    assert [balancer.choose(4), balancer.choose(4)] == ["a", "a"]
+    balancer.open("b")
+    assert balancer.choose(4) == "b"
+    balancer.done("a", 8)
+    assert balancer.choose(4) == "a"
+    assert balancer.outstanding("a") == 4
+
+
+def test_groups_become_whole_once_in_any_order() -> None:
+    groups = Groups(responses=2, params=PARAMS)
+    prompt = Prompt("p", "?", (1, 2), "", "t")
+    assert [request.request_id for request in groups.open("1-1", prompt)] == ["1-1/0", "1-1/1"]
+    groups.open("1-2", prompt)
+    assert groups.take([completion("1-1/1"), completion("1-1/1"), completion("9-9/0")]) == []
+    (whole,) = groups.take([completion("1-1/0"), completion("1-2/0")])
+    assert whole.sample_id == "1-1"
+    assert [c.request_id for c in whole.completions if c] == ["1-1/0", "1-1/1"]
+    assert groups.take([completion("1-1/0")]) == []
+    assert len(groups) == 1
+
+
+def test_the_outbox_keeps_what_is_not_acknowledged() -> None:
+    async def main(clock: VirtualClock) -> None:
+        outbox = Outbox(clock=clock)
+        assert await outbox.collect(0.5) == (0, [])
+        assert clock.now() == pytest.approx(0.5)
+        outbox.put([completion("a"), completion("b")])
+        number, first = await outbox.collect(0.5)
+        assert [c.request_id for c in first] == ["a", "b"]
+        outbox.put([completion("c")])
+        assert [c.request_id for c in (await outbox.collect(0.5))[1]] == ["a", "b", "c"]
+        assert [c.request_id for c in outbox.acknowledge(number)] == ["a", "b"]
+        assert [c.request_id for c in (await outbox.collect(0.0))[1]] == ["c"]
+
+    run_virtual(main)
+
+
+def test_the_outbox_wakes_a_waiting_collector_and_lingers_for_company() -> None:
+    async def main(clock: VirtualClock) -> None:
+        outbox = Outbox(clock=clock)
+        collecting = asyncio.ensure_future(outbox.collect(100.0))
+        await clock.sleep(1.0)
+        outbox.put([completion("a")])
+        await clock.sleep(0.001)
+        outbox.put([completion("b")])
+        assert [c.request_id for c in (await collecting)[1]] == ["a", "b"]
+        assert clock.now() < 1.1
+
+    run_virtual(main)
