@@ -1,0 +1,1 @@
+"""The front door: parses, checks, prints and exits. The only place that prints."""

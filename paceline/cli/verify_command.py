@@ -1,0 +1,52 @@
+"""`paceline verify RUN_DIR`: does each replica of a live run serve what was published?
+
+The bytes are read out of the replica's memory and hashed by this process; what they have to be is the digest in the
+event log, taken when the version was captured. Neither the replica's word nor the synchronizer's is trusted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.core.errors import ConfigError, DeadlineExceeded, PacelineError, SyncError
+from paceline.core.events import SyncCaptured
+from paceline.core.version import Version
+from paceline.observability.reader import read_events
+from paceline.store.serving_table import hash_served
+
+
+def verify(run_dir: Path) -> int:
+    """Print one line per replica; 0 when every one serves what was published, 1 when one does not or cannot be read.
+
+    Raises:
+        ConfigError: there is no run in this directory.
+        PacelineError: the run has no live replica.
+    """
+    events = run_dir / "events.jsonl"
+    if not events.is_file():
+        raise ConfigError(f"{run_dir} holds no run: there is no {events}")
+    tables = sorted((run_dir / "serving").glob("*.json"))
+    if not tables:
+        raise PacelineError(f"no replica of {run_dir} serves now; a run can be verified while it lives")
+    verified = sum(_verify_one(table, events) for table in tables)
+    return 0 if verified == len(tables) else 1
+
+
+def _verify_one(table: Path, events: Path) -> bool:
+    try:
+        version, digest = hash_served(str(table))
+    except (SyncError, DeadlineExceeded) as error:
+        print(f"{table.stem}: cannot be verified: {error.message}")
+        return False
+    # The log is read after the replica: the capture of what it serves is in it by now.
+    captured = {r.event.version: r.event.digest for r in read_events(events) if isinstance(r.event, SyncCaptured)}
+    published = captured.get(version)
+    name = f"{table.stem}: version {Version.unpack(version)}"
+    if published is None:
+        print(f"{name}: serves {digest}, but the log has no capture of this version")
+        return False
+    if published != digest:
+        print(f"{name}: MISMATCH: serves {digest}, published {published}")
+        return False
+    print(f"{name}: verified, serves {digest}")
+    return True
