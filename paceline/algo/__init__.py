@@ -1,0 +1,1 @@
+"""Learning arithmetic: advantages of a group, the clipped policy loss, their sum. Floor 1."""

@@ -1,0 +1,1 @@
+"""Reward functions: each scores one response, and fails for that response alone. Floor 3."""
