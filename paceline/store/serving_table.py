@@ -1,0 +1,187 @@
+"""What a replica serves, told so that a process outside can check it without asking the replica anything but addresses.
+
+The replica writes a table: its pid, the version it says it serves, and the address of every tensor its engine reads.
+The other process reads those bytes out of the replica's memory, takes the tree digest itself, and needs no torch for
+it. The replica writes the table after it has bound a version and before it releases the one before; a table that
+changed while its bytes were read is read again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from paceline.core.errors import DeadlineExceeded, SyncError
+from paceline.core.manifest import WeightManifest
+from paceline.core.ports import InferenceEngine
+from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest, root_digest, tensor_digest
+
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+_MAX_TABLE_BYTES = 1 << 29
+_SETTLE_SECONDS = 0.05
+
+
+class ServedTensor(msgspec.Struct, frozen=True):
+    """One name of the engine: `nbytes` dense bytes at `address` of the replica. Tied names share an address."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    nbytes: int
+
+
+class ServedWeights(msgspec.Struct, frozen=True):
+    """What a replica says it serves. `started` is its start in ticks since boot: a pid alone may be used again."""
+
+    replica: str
+    pid: int
+    started: int
+    version: int
+    digest: str
+    tensors: tuple[ServedTensor, ...]
+    aliases: dict[str, str]
+
+
+class FileServingBoard:
+    """Implements `core.ports.ServingBoard`: one file `<directory>/<replica_id>.json`, replaced as a whole.
+
+    Where the kernel lets only ancestors read a process's memory (Yama), this process allows other processes of its
+    user too.
+    """
+
+    def __init__(self, directory: str, replica_id: str) -> None:
+        self._path = Path(directory) / f"{replica_id}.json"
+        self._replica = replica_id
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+    def publish(self, version: int, digest: str, manifest: WeightManifest, engine: InferenceEngine) -> None:
+        """Write what the engine serves from now on.
+
+        Raises:
+            SyncError: the engine serves a tensor whose bytes are not dense.
+        """
+        from paceline.weights.dtypes import dtype_name
+
+        served = engine.served_tensors()
+        strided = sorted(name for name, tensor in served.items() if not tensor.is_contiguous())
+        if strided:
+            raise SyncError(f"{self._replica} serves tensors whose bytes are not dense: {', '.join(strided)}")
+        table = ServedWeights(
+            replica=self._replica,
+            pid=os.getpid(),
+            started=_start_ticks(os.getpid()),
+            version=version,
+            digest=digest,
+            tensors=tuple(
+                ServedTensor(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.data_ptr(), tensor.nbytes)
+                for name, tensor in served.items()
+            ),
+            aliases=manifest.aliases,
+        )
+        written = self._path.with_suffix(".json.part")
+        written.write_bytes(msgspec.json.encode(table))
+        written.replace(self._path)
+
+
+def read_served(path: str) -> ServedWeights:
+    """The table at `path`.
+
+    Raises:
+        SyncError: there is none, or it cannot be read.
+    """
+    try:
+        if Path(path).stat().st_size > _MAX_TABLE_BYTES:
+            raise SyncError(f"{path} is too large for a table of served weights")
+        return msgspec.json.decode(Path(path).read_bytes(), type=ServedWeights)
+    except OSError as error:
+        raise SyncError(f"no replica serves under {path} ({error.strerror})") from error
+    except msgspec.MsgspecError as error:
+        raise SyncError(f"{path} is no table of served weights: {error}") from error
+
+
+def hash_served(path: str, deadline_seconds: float = 10.0) -> tuple[int, str]:
+    """The version that the replica says it serves, and the hex root digest of the bytes it really reads.
+
+    A digest that is not the table's is returned only when a second reading of the same table finds it again.
+
+    Raises:
+        SyncError: there is no table, the replica is gone, or its memory may not be read.
+        DeadlineExceeded: the replica changed its weights faster than they can be read.
+    """
+    end = time.monotonic() + deadline_seconds
+    before: tuple[ServedWeights, str | None] | None = None
+    while True:
+        table = read_served(path)
+        digest = _digest_of(table)
+        if read_served(path) == table:
+            if digest is not None and (digest == table.digest or before == (table, digest)):
+                return table.version, digest
+            if before == (table, None) and digest is None:
+                raise SyncError(f"{table.replica} (pid {table.pid}) serves from addresses that cannot be read")
+            before = (table, digest)
+        if time.monotonic() >= end:
+            message = f"the weights of {table.replica} did not hold still for {deadline_seconds} s"
+            raise DeadlineExceeded(message, table.replica, deadline_seconds)
+        time.sleep(_SETTLE_SECONDS)
+
+
+def _digest_of(table: ServedWeights) -> str | None:
+    """Root digest of the bytes at the table's addresses; None where an address is not mapped (any more)."""
+    try:
+        if _start_ticks(table.pid) != table.started:
+            raise SyncError(f"{table.replica} (pid {table.pid}) is gone; the pid belongs to another process")
+        memory = os.open(f"/proc/{table.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise SyncError(f"the memory of {table.replica} (pid {table.pid}) may not be read by this process") from error
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise SyncError(f"{table.replica} (pid {table.pid}) is gone") from error
+    try:
+        return _root_of(table, memory)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EFAULT):
+            return None
+        raise
+    finally:
+        os.close(memory)
+
+
+def _root_of(table: ServedWeights, memory: int) -> str:
+    by_place: dict[tuple[int, int], bytes] = {}
+    entries: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for tensor in table.tensors:
+        place = (tensor.address, tensor.nbytes)
+        if place not in by_place:
+            by_place[place] = _tensor_digest(memory, tensor)
+        entries[tensor.name] = (tensor.dtype, tensor.shape, by_place[place])
+    # An alias that does not hold the bytes of its stored tensor is none: it counts on its own and changes the root.
+    aliases = {
+        alias: stored
+        for alias, stored in table.aliases.items()
+        if alias in entries and entries[alias] == entries.get(stored)
+    }
+    return root_digest({name: entry for name, entry in entries.items() if name not in aliases}, aliases)
+
+
+def _tensor_digest(memory: int, tensor: ServedTensor) -> bytes:
+    buffer = bytearray(min(LEAF_BYTES, tensor.nbytes))
+    leaves: list[bytes] = []
+    for start in range(0, tensor.nbytes, LEAF_BYTES):
+        leaf = memoryview(buffer)[: min(LEAF_BYTES, tensor.nbytes - start)]
+        if os.preadv(memory, [leaf], tensor.address + start) != len(leaf):
+            raise OSError(errno.EIO, "short read")
+        leaves.append(leaf_digest(leaf))
+    return tensor_digest(leaves)
+
+
+def _start_ticks(pid: int) -> int:
+    """Field 22 of `/proc/PID/stat`; the fields are counted from after the command's closing bracket."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return int(text.rpartition(")")[2].split()[19])

@@ -1,0 +1,44 @@
+"""The guard against NaN and infinity in weights that are about to be published.
+
+It looks at the values as they will be served, so after a cast (3.4e38 is finite in float32 and infinite in bfloat16),
+and covers every floating type, the one-byte ones included, for which `torch.isfinite` is not implemented on a CPU.
+Integers and bools pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from paceline.core.errors import NonFiniteWeights
+
+_NAMED_AT_MOST = 8
+# Two 4-bit values per byte; the format has neither NaN nor infinity, and torch converts it to nothing.
+_ALWAYS_FINITE = ("torch.float4_e2m1fn_x2",)
+
+
+def count_nonfinite(tensor: torch.Tensor) -> int:
+    """Elements of a tensor that are NaN or infinite; a complex element counts per part.
+
+    A sum is finite only if all its terms are, and costs a fifth of the exact test, which follows only when the sum is
+    not (it may overflow although all terms are finite).
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or str(tensor.dtype) in _ALWAYS_FINITE:
+        return 0
+    values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if values.element_size() == 1:
+        values = values.float()
+    if math.isfinite(values.sum().item()):
+        return 0
+    return int(values.numel() - torch.isfinite(values).sum().item())
+
+
+def nonfinite_error(counts: Mapping[str, int]) -> NonFiniteWeights:
+    """The error for name -> count of non-finite elements; names the first few tensors."""
+    bad = [f"{name!r}: {count}" for name, count in counts.items() if count]
+    more = f" and {len(bad) - _NAMED_AT_MOST} more tensors" if len(bad) > _NAMED_AT_MOST else ""
+    return NonFiniteWeights(
+        f"NaN or infinite elements in {', '.join(bad[:_NAMED_AT_MOST])}{more}; nothing was published"
+    )

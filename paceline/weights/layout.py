@@ -1,0 +1,111 @@
+"""Where each tensor lies in an arena, and whether a manifest that came from elsewhere may be believed.
+
+Tensors lie dense and row-major, one after the other, at offsets that are multiples of 64 bytes. Only bytes are moved,
+so every type, 0-dim and empty tensors included, is laid out alike. A manifest is checked whole before one byte is
+reserved, mapped or read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from paceline.core.errors import CoverageError, SyncError
+from paceline.core.manifest import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS, TensorMeta, WeightManifest
+from paceline.weights.dtypes import dtype_of
+
+ALIGNMENT = 64
+DIGEST_LENGTH = 32
+
+
+def plan_layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[tuple[TensorMeta, ...], int]:
+    """Place tensors, given as name -> (dtype, shape), in the mapping's order: `(metas, total_bytes)`.
+
+    `total_bytes` is the end of the last tensor, padding between tensors included.
+
+    Example: `plan_layout({"a": ("float32", (3,)), "b": ("bool", ())})` puts `b` at 64 and ends at 65.
+    """
+    metas: list[TensorMeta] = []
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        meta = TensorMeta(name, dtype, shape, offset, math.prod(shape) * dtype_of(dtype).itemsize)
+        _check_bounds(meta)
+        metas.append(meta)
+        end = offset + meta.nbytes
+    if len(metas) > MAX_TENSORS:
+        raise SyncError(f"{len(metas)} tensors, at most {MAX_TENSORS} can be sent")
+    return tuple(metas), end
+
+
+def check_manifest(manifest: WeightManifest, capacity: int) -> None:
+    """Check everything a manifest claims against itself and against `capacity` bytes of arena.
+
+    Raises:
+        CoverageError: a name occurs twice, or an alias points at no stored tensor.
+        SyncError: a size, offset, shape, type, length or the digest cannot be right.
+    """
+    if len(manifest.tensors) > MAX_TENSORS or len(manifest.aliases) > MAX_TENSORS:
+        raise SyncError(f"a manifest of {len(manifest.tensors)} tensors, at most {MAX_TENSORS} are accepted")
+    if manifest.version < 0 or not 0 <= manifest.total_bytes <= capacity:
+        raise SyncError(
+            f"manifest of version {manifest.version} claims {manifest.total_bytes} bytes of an arena of {capacity}"
+        )
+    if len(manifest.digest) != DIGEST_LENGTH or not set(manifest.digest) <= set("0123456789abcdef"):
+        raise SyncError(f"manifest of version {manifest.version} has no valid digest")
+    _check_names(manifest)
+    _check_places(manifest)
+
+
+def view_of(buffer: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """The tensor at its place in `buffer` (uint8, one-dimensional): a view, nothing is copied."""
+    raw = buffer[meta.offset : meta.offset + meta.nbytes]
+    return raw.view(dtype_of(meta.dtype)).view(meta.shape)
+
+
+def views_of(buffer: torch.Tensor, manifest: WeightManifest) -> dict[str, torch.Tensor]:
+    """Every name, aliases included, as a view of `buffer`; an alias shares the storage of its stored tensor."""
+    views = {meta.name: view_of(buffer, meta) for meta in manifest.tensors}
+    views.update({alias: views[stored] for alias, stored in manifest.aliases.items()})
+    return views
+
+
+def _check_names(manifest: WeightManifest) -> None:
+    names = [meta.name for meta in manifest.tensors] + list(manifest.aliases)
+    seen: set[str] = set()
+    doubled = {name for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
+    if doubled:
+        raise CoverageError(f"manifest names tensors twice: {', '.join(sorted(doubled))}")
+    stored = {meta.name for meta in manifest.tensors}
+    lost = sorted(f"{alias} -> {target}" for alias, target in manifest.aliases.items() if target not in stored)
+    if lost:
+        raise CoverageError(f"manifest has aliases of tensors that it does not have: {', '.join(lost)}")
+    too_long = [name for name in manifest.aliases if len(name) > MAX_NAME_LENGTH]
+    if too_long:
+        raise SyncError(f"a tensor name of {len(too_long[0])} characters, at most {MAX_NAME_LENGTH} are accepted")
+
+
+def _check_places(manifest: WeightManifest) -> None:
+    for meta in manifest.tensors:
+        _check_bounds(meta)
+        expected = math.prod(meta.shape) * dtype_of(meta.dtype).itemsize
+        if meta.nbytes != expected:
+            raise SyncError(
+                f"tensor {meta.name!r} claims {meta.nbytes} bytes, {meta.dtype} {meta.shape} has {expected}"
+            )
+        if meta.offset < 0 or meta.offset % ALIGNMENT or meta.offset + meta.nbytes > manifest.total_bytes:
+            raise SyncError(f"tensor {meta.name!r} claims offset {meta.offset} in {manifest.total_bytes} bytes")
+    end, last = 0, ""
+    for meta in sorted((meta for meta in manifest.tensors if meta.nbytes), key=lambda meta: meta.offset):
+        if meta.offset < end:
+            raise SyncError(f"tensors {last!r} and {meta.name!r} overlap at offset {meta.offset}")
+        end, last = meta.offset + meta.nbytes, meta.name
+
+
+def _check_bounds(meta: TensorMeta) -> None:
+    if not 0 < len(meta.name) <= MAX_NAME_LENGTH:
+        raise SyncError(f"a tensor name of {len(meta.name)} characters, 1 to {MAX_NAME_LENGTH} are accepted")
+    if len(meta.shape) > MAX_DIMENSIONS or any(size < 0 for size in meta.shape):
+        raise SyncError(f"tensor {meta.name!r} has a shape that is not accepted: {meta.shape}")

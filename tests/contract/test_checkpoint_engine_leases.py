@@ -1,0 +1,172 @@
+"""One suite for every checkpoint engine, versions: who holds what, what is reused, what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+
+from paceline.core.errors import ConfigError, CoverageError, DigestMismatch, SyncError, VersionError
+from tests.contract.checkpoint_engine_links import LINKS, Link, SharedMemoryLink
+
+
+@pytest.fixture(params=LINKS)
+def link(request: pytest.FixtureRequest) -> Iterator[Link]:
+    made = LINKS[request.param]()
+    yield made
+    made.close()
+
+
+# ---- arenas and leases ----------------------------------------------------------------------------------------------
+
+
+def test_a_held_version_never_changes_and_its_holder_is_named(link: Link) -> None:
+    sender = link.sender()
+    slow, fast = link.receiver("replica-slow"), link.receiver("replica-fast")
+    held = slow.stage(sender.capture([("w", torch.full((1000,), 1.0))], 1))
+    current = fast.stage(sender.capture([("w", torch.full((1000,), 2.0))], 2))
+    assert list(sender.blocking_holders()) == ["replica-slow"]
+    with pytest.raises(SyncError, match="held by replica-slow"):
+        sender.capture([("w", torch.full((1000,), 3.0))], 3)
+    assert (held.tensors["w"] == 1).all()
+    held.release()
+    assert list(sender.blocking_holders()) == []
+    third = sender.capture([("w", torch.full((1000,), 3.0))], 3)
+    assert (current.tensors["w"] == 2).all()
+    assert third.arena_id == held.manifest.arena_id
+
+
+def test_a_version_that_is_gone_is_refused(link: Link) -> None:
+    sender, receiver = link.sender(), link.receiver()
+    old = sender.capture([("w", torch.ones(1))], 1)
+    sender.capture([("w", torch.ones(1))], 2)
+    newest = sender.capture([("w", torch.ones(1))], 3)
+    with pytest.raises(SyncError, match="version 1 is gone"):
+        receiver.stage(old)
+    with pytest.raises(SyncError, match="no arena"):
+        receiver.stage(replace(newest, arena_id="elsewhere"))
+    assert receiver.stage(newest).manifest.version == 3
+    assert list(sender.blocking_holders()) == []
+
+
+def test_a_late_receiver_gets_the_newest_version(link: Link) -> None:
+    sender, early = link.sender(), link.receiver()
+    manifest = sender.capture([("w", torch.ones(3))], 1)
+    first = early.stage(manifest)
+    second = link.receiver("replica-late").stage(manifest)
+    assert first.digest == second.digest
+    first.release()
+    assert second.tensors["w"].tolist() == [1.0] * 3
+
+
+def test_release_and_close_can_come_in_any_order_and_twice(link: Link) -> None:
+    sender, receiver = link.sender(), link.receiver()
+    staged = receiver.stage(sender.capture([("w", torch.ones(3))], 1))
+    other = receiver.stage(staged.manifest)
+    staged.release()
+    staged.release()
+    with pytest.raises(SyncError, match="was released"):
+        _ = staged.tensors
+    sender.capture([("w", torch.ones(3))], 2)
+    assert list(sender.blocking_holders()) == ["replica-0"]
+    receiver.close()
+    other.release()
+    assert list(sender.blocking_holders()) == []
+    receiver.close()
+
+
+def test_fifty_captures_reuse_two_arenas_without_growth(link: Link) -> None:
+    sender, receiver = link.sender(), link.receiver()
+    weight = torch.zeros(1 << 20)
+    arenas: set[str] = set()
+    counts: set[tuple[int, int]] = set()
+    resident: list[int] = []
+    for version in range(1, 51):
+        weight += 1
+        staged = receiver.stage(sender.capture([("w", weight)], version))
+        arenas.add(staged.manifest.arena_id)
+        assert staged.tensors["w"][-1] == version
+        staged.release()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:paceline")
+        counts.add((len(os.listdir("/proc/self/fd")), maps))  # noqa: PTH208
+        resident.append(int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]))
+    assert len(arenas) == 2
+    assert len(counts) <= 2, "descriptors or maps grow"
+    # Ten versions of growth would be 40 MiB.
+    assert (resident[-1] - resident[5]) * 4096 < 20 << 20
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_versions_only_rise(link: Link) -> None:
+    sender = link.sender()
+    sender.capture([("w", torch.ones(1))], 4)
+    for version in (4, 3):
+        with pytest.raises(VersionError):
+            sender.capture([("w", torch.ones(1))], version)
+
+
+def test_other_tensors_than_at_first_are_refused_with_all_names(link: Link) -> None:
+    sender = link.sender()
+    sender.capture([("a", torch.ones(1)), ("b", torch.ones(2))], 1)
+    with pytest.raises(CoverageError, match=r"'b' is missing; 'c' is new; 'a' was float32 \[1\] and is float32 \[2\]"):
+        sender.capture([("a", torch.ones(2)), ("c", torch.ones(2))], 2)
+
+
+def test_a_manifest_that_lies_is_refused(link: Link) -> None:
+    sender, receiver = link.sender(), link.receiver()
+    manifest = sender.capture([("w", torch.ones(4))], 1)
+    meta = manifest.tensors[0]
+    for lie in (
+        replace(manifest, total_bytes=1 << 40),
+        replace(manifest, tensors=(replace(meta, shape=(1 << 30,), nbytes=4 << 30),), total_bytes=4 << 30),
+        replace(manifest, tensors=(replace(meta, dtype="nothing"),)),
+        replace(manifest, aliases={"x": "y"}),
+        replace(manifest, tensors=(meta, meta)),
+    ):
+        with pytest.raises(SyncError):
+            receiver.stage(lie)
+    with pytest.raises(DigestMismatch):
+        receiver.stage(replace(manifest, tensors=(replace(meta, name="other"),)))
+    sender.capture([("w", torch.ones(4))], 2)
+    sender.capture([("w", torch.ones(4))], 3)
+
+
+def test_one_arena_is_a_configuration_error(link: Link) -> None:
+    with pytest.raises(ConfigError, match="at least 2 arenas"):
+        link.sender(arenas=1)
+
+
+# ---- shared memory alone: another process ---------------------------------------------------------------------------
+
+OTHER_PROCESS = """
+import sys, msgspec
+from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver
+from paceline.core.manifest import WeightManifest
+manifest = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WeightManifest)
+staged = SharedMemoryReceiver(holder="replica-1", verify="full", deadline_seconds=10).stage(manifest)
+print(staged.digest, *staged.tensors["head"].tolist())
+"""
+
+
+def test_another_process_stages_the_same_bytes() -> None:
+    link = SharedMemoryLink()
+    weight = torch.tensor([1.5, -0.0, 2.0])
+    manifest = link.sender().capture([("embed", weight), ("head", weight)], 1)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS],
+        input=msgspec.msgpack.encode(manifest),
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == [manifest.digest.encode(), b"1.5", b"-0.0", b"2.0"]
+    link.close()

@@ -1,0 +1,180 @@
+"""The channel: private, bounded, schema-checked, and every wait has an end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.core.errors import DeadlineExceeded, SyncError
+from paceline.store.fd_channel import MAX_MESSAGE_BYTES, ArenaRequest, ArenaServer, request_arena
+
+REQUEST = ArenaRequest(arena_id="a1", version=3, holder="replica-0")
+
+
+def nothing(request: ArenaRequest) -> int:
+    raise SyncError(f"the weight store has no arena {request.arena_id}")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[int]:
+    """A descriptor to pass."""
+    fd = os.memfd_create("shared")
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def server(tmp_path: Path, shared: int) -> Iterator[ArenaServer]:
+    made = ArenaServer(str(tmp_path), lambda request: shared if request.arena_id == "a1" else nothing(request))
+    yield made
+    made.close()
+
+
+def raw(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(5)
+    connection.connect(address)
+    return connection
+
+
+def wait_until_no_holder(server: ArenaServer) -> None:
+    waited = threading.Event()
+    for _ in range(500):
+        if server.holders("a1") == []:
+            return
+        waited.wait(0.01)
+    raise AssertionError("the holder's name is still there")
+
+
+def test_the_socket_is_for_its_user_alone(server: ArenaServer, tmp_path: Path) -> None:
+    home = Path(server.address).parent
+    assert home.parent == tmp_path
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_grant_passes_a_new_descriptor_and_knows_the_name_until_the_end(server: ArenaServer, shared: int) -> None:
+    fd, connection = request_arena(server.address, REQUEST, 5)
+    assert os.path.sameopenfile(fd, shared)
+    assert fd != shared
+    assert not os.get_inheritable(fd)
+    assert server.holders("a1") == ["replica-0"]
+    os.close(fd)
+    connection.close()
+    wait_until_no_holder(server)
+
+
+def test_two_leases_of_one_holder_are_two_connections(server: ArenaServer) -> None:
+    grants = [request_arena(server.address, REQUEST, 5) for _ in range(2)]
+    assert server.holders("a1") == ["replica-0"]
+    grants[0][1].close()
+    grants.append(request_arena(server.address, ArenaRequest("a1", 3, "replica-1"), 5))
+    assert server.holders("a1") == ["replica-0", "replica-1"]
+    for fd, connection in grants:
+        os.close(fd)
+        connection.close()
+
+
+def test_a_refusal_carries_its_reason(server: ArenaServer) -> None:
+    with pytest.raises(SyncError, match="no arena a2"):
+        request_arena(server.address, ArenaRequest("a2", 3, "replica-0"), 5)
+    assert server.holders("a2") == []
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\xff\x00garbage",
+        msgspec.msgpack.encode({"arena_id": "a1", "version": "three", "holder": "r"}),
+        msgspec.msgpack.encode({"arena_id": "a1", "version": 3, "holder": "r" * 300}),
+        msgspec.msgpack.encode({"arena_id": "a1", "version": 3, "holder": "r", "extra": 1}),
+        b"x" * (MAX_MESSAGE_BYTES + 1),
+    ],
+)
+def test_what_breaks_the_schema_or_the_bound_is_dropped_and_others_are_served(
+    server: ArenaServer, packet: bytes
+) -> None:
+    with raw(server.address) as connection:
+        connection.send(packet)
+        assert connection.recv(100) == b""
+    fd, kept = request_arena(server.address, REQUEST, 5)
+    os.close(fd)
+    kept.close()
+
+
+def test_a_store_that_is_gone_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(SyncError, match="is gone"):
+        request_arena(str(tmp_path / "nowhere" / "store"), REQUEST, 1)
+    server = ArenaServer(str(tmp_path), nothing)
+    server.close()
+    with pytest.raises(SyncError, match="is gone"):
+        request_arena(server.address, REQUEST, 1)
+
+
+def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with listener:
+        listener.bind(str(tmp_path / "store"))
+        listener.listen(1)
+        with pytest.raises(DeadlineExceeded) as caught:
+            request_arena(str(tmp_path / "store"), REQUEST, 0.05)
+    assert caught.value.culprit == "weight store"
+
+
+@pytest.mark.parametrize("reply", [b"\xc1", msgspec.msgpack.encode({"error": None}), b""])
+def test_a_reply_that_is_none_is_an_error(tmp_path: Path, reply: bytes) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(tmp_path / "store"))
+    listener.listen(1)
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(MAX_MESSAGE_BYTES)
+            if reply:
+                connection.send(reply)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(SyncError, match="weight store"):
+        request_arena(str(tmp_path / "store"), REQUEST, 5)
+    thread.join()
+    listener.close()
+
+
+def test_a_path_longer_than_a_socket_address_works(tmp_path: Path, shared: int) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    server = ArenaServer(str(deep), lambda _: shared)
+    fd, connection = request_arena(server.address, REQUEST, 5)
+    os.close(fd)
+    connection.close()
+    server.close()
+    assert list(deep.iterdir()) == []
+
+
+def test_many_clients_at_once_are_all_served(server: ArenaServer) -> None:
+    errors: list[Exception] = []
+
+    def ask(index: int) -> None:
+        try:
+            for _ in range(10):
+                fd, connection = request_arena(server.address, ArenaRequest("a1", 3, f"replica-{index}"), 10)
+                os.close(fd)
+                connection.close()
+        except (SyncError, DeadlineExceeded) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    wait_until_no_holder(server)

@@ -1,0 +1,90 @@
+"""The non-finite guard: every floating type, after the cast, with name and count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from paceline.core.errors import NonFiniteWeights
+from paceline.weights.finite import count_nonfinite, nonfinite_error
+from paceline.weights.snapshot import SnapshotWriter
+
+FLOATS = [
+    value
+    for name, value in sorted(vars(torch).items())
+    if isinstance(value, torch.dtype) and value.is_floating_point and str(value) == f"torch.{name}"
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_finite_values_of_every_floating_type_pass(dtype: torch.dtype) -> None:
+    assert count_nonfinite(torch.ones(8, dtype=torch.uint8).view(dtype)) == 0
+
+
+@pytest.mark.parametrize("dtype", [t for t in FLOATS if t.itemsize > 1], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_element_is_counted(dtype: torch.dtype, bad: float) -> None:
+    tensor = torch.ones(1000).to(dtype)
+    tensor[777] = bad
+    assert count_nonfinite(tensor) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "byte", "count"),
+    [
+        (torch.float8_e4m3fn, 0x7F, 1),
+        (torch.float8_e4m3fn, 0x7E, 0),
+        (torch.float8_e5m2, 0x7C, 1),
+        (torch.float8_e4m3fnuz, 0x80, 1),
+        (torch.float8_e8m0fnu, 0xFF, 1),
+    ],
+)
+def test_bad_bytes_of_one_byte_types(dtype: torch.dtype, byte: int, count: int) -> None:
+    assert count_nonfinite(torch.tensor([1, byte, 2], dtype=torch.uint8).view(dtype)) == count
+
+
+def test_opposite_infinities_do_not_cancel() -> None:
+    assert count_nonfinite(torch.tensor([math.inf, -math.inf, 1.0])) == 2
+
+
+def test_a_sum_that_overflows_is_no_alarm() -> None:
+    assert count_nonfinite(torch.full((4,), 3e38)) == 0
+    assert count_nonfinite(torch.full((4,), 6e4, dtype=torch.float16)) == 0
+
+
+def test_complex_parts_count() -> None:
+    assert count_nonfinite(torch.tensor([complex(math.nan, math.inf), 1 + 1j])) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint32, torch.bool])
+def test_integers_and_bools_pass(dtype: torch.dtype) -> None:
+    assert count_nonfinite(torch.full((8,), 255, dtype=torch.uint8).view(dtype)) == 0
+
+
+def test_the_error_names_tensors_and_counts() -> None:
+    assert "'w': 1, 'x': 2;" in nonfinite_error({"w": 1, "v": 0, "x": 2}).message
+    assert "and 92 more tensors" in nonfinite_error({f"t{i}": 1 for i in range(100)}).message
+
+
+def test_a_value_that_is_infinite_only_after_the_cast_is_caught() -> None:
+    named = [("w", torch.tensor([3.4e38, 1.0]))]
+    writer = SnapshotWriter(dtype="bfloat16", keep=(), nonfinite="error", threads=1)
+    plan, stored = writer.prepare(named)
+    with pytest.raises(NonFiniteWeights, match="'w': 1"):
+        writer.write(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8))
+    kept = SnapshotWriter(dtype="bfloat16", keep=("w",), nonfinite="error", threads=1)
+    plan, stored = kept.prepare(named)
+    kept.write(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8))
+
+
+def test_a_bad_element_beyond_the_first_leaf_and_in_a_strided_source_is_found() -> None:
+    big = torch.zeros(1_000_000)
+    big[999_999] = math.nan
+    strided = torch.zeros(3, 2).t()
+    strided[1, 2] = math.inf
+    writer = SnapshotWriter(dtype=None, keep=(), nonfinite="error", threads=2)
+    plan, stored = writer.prepare([("big", big), ("strided", strided), ("good", torch.ones(3))])
+    with pytest.raises(NonFiniteWeights, match="'big': 1, 'strided': 1;"):
+        writer.write(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8))
