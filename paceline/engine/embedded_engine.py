@@ -1,0 +1,232 @@
+"""The default inference engine: continuous batching of any Hugging Face causal LM, by the model's own forward.
+
+Law: a step reads one set of weights from its first to its last operation; `bind` between two steps is the whole swap
+(V6). Each token carries the version that was bound when it was sampled (V4). One step is one packed forward pass: the
+newest token of every running sequence, and the prompts of those that were just admitted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from paceline.core.errors import ConfigError, VersionError
+from paceline.core.sample import Completion, GenerationRequest
+from paceline.engine.model_loading import build_skeleton
+from paceline.engine.sampling import SamplingPlan, plan_sampling, sample
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.slot_attention import IMPLEMENTATION, register_slot_attention
+from paceline.engine.slot_cache import PackedInput, PromptBlock, SlotCache, pack_step
+from paceline.engine.weight_slots import WeightSlots
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_DECODE_MARGIN = 4
+
+
+class EmbeddedEngine:
+    """`InferenceEngine` inside the process of its replica. Serves nothing until weights are bound.
+
+    Args:
+        model_config_dir: Hugging Face directory; only its config is read.
+        dtype: dtype of the weights that will be bound ("float32", "bfloat16", "float16").
+        max_num_seqs: places, sequences that decode at the same time.
+        max_model_len: most tokens of prompt and response together; bounds the KV cache.
+        kv_cache: at a swap, "recompute" prefills sequences in flight again under the new weights before their next
+            token, "keep" leaves their keys and values as they are.
+        seed: of sampling; the same requests, swaps and seed give the same tokens.
+        decode: ids to text, needed by requests with stop strings only.
+
+    Greedy requests (temperature 0) report the log-prob of the chosen token at temperature 1. `pinned_version` of a
+    request is the caller's business: the engine has one set of weights.
+
+    Raises:
+        ConfigError: the model cannot be built or is of a kind that cannot be served.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_config_dir: str,
+        dtype: str,
+        max_num_seqs: int,
+        max_model_len: int,
+        kv_cache: Literal["recompute", "keep"] = "recompute",
+        seed: int = 0,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        register_slot_attention()
+        self._device = torch.device(device)
+        self._model = build_skeleton(model_config_dir, dtype, IMPLEMENTATION, self._device)
+        check_can_serve(self._model, max_model_len)
+        self._slots = WeightSlots(self._model, self._device)
+        self._kv_cache = kv_cache
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._decode = decode
+        self._table = SequenceTable(max_num_seqs, max_model_len)
+        self._cache = SlotCache(max_num_seqs, max_model_len)
+        self._scheduler = Scheduler(self._table, self._cache, self._model.config.get_text_config().vocab_size)
+        self._sampling: SamplingPlan | None = None
+        self._version: int | None = None
+        self._stale = False
+        self._tokens_generated = 0
+
+    @property
+    def version(self) -> int | None:
+        """Packed version of the bound weights."""
+        return self._version
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a place."""
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a place yet, and those that came complete and are returned by the next step."""
+        return len(self._scheduler.waiting) + self._scheduler.unreturned
+
+    @property
+    def tokens_generated(self) -> int:
+        """Response tokens sampled since the engine was made."""
+        return self._tokens_generated
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of every tensor the engine serves from, aliases included."""
+        return self._slots.expected()
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Serve from these tensors, without a copy, from the next step on.
+
+        Raises:
+            CoverageError: names, dtypes, shapes, layouts or ties differ; all are named and nothing has changed.
+        """
+        self._slots.bind(tensors)
+        self._version = version
+        self._stale = self._stale or self._kv_cache == "recompute"
+
+    def unbind(self) -> None:
+        """Let go of the bound tensors, so that their lease can end; requests still queued are forgotten."""
+        self.abort(self._scheduler.request_ids)
+        self._slots.release()
+        self._version = None
+
+    def served_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that the model's modules hold now, by every name."""
+        return self._slots.served()
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; a request that carries response tokens is continued.
+
+        Raises:
+            ConfigError: a request that cannot run, by its id; none of the requests is queued then.
+        """
+        if self._decode is None and (asking := [r.request_id for r in requests if r.params.stop]):
+            raise ConfigError(f"request {asking[0]} has stop strings, but the engine has no decode function")
+        self._scheduler.add(requests)
+
+    def abort(self, request_ids: Sequence[str]) -> list[Completion]:
+        """Take these requests out and return what they have; unknown ids are ignored."""
+        self._sampling = None
+        return self._scheduler.abort(request_ids)
+
+    def step(self) -> list[Completion]:
+        """Admit what fits, add one token to every running sequence, and return those that finished.
+
+        Raises:
+            VersionError: there is work, but no weights were bound.
+        """
+        finished = self._scheduler.take_complete()
+        if not self.running and not self.waiting:
+            return finished
+        if self._version is None:
+            raise VersionError("the engine has requests but no weights: bind a version before the first step")
+        with torch.inference_mode():
+            new = self._scheduler.admit()
+            if new:
+                self._sampling = None
+            unfilled = range(self._table.count) if self._stale else new
+            # A pass that fails leaves keys and values in an unknown state: they are computed again next time.
+            self._stale = True
+            tokens, logprobs = self._next_tokens(self._scheduler.prompt_blocks(unfilled))
+            self._stale = False
+        ended = self._table.append(tokens.cpu().numpy(), logprobs.cpu().numpy(), self._version)
+        self._tokens_generated += self._table.count
+        for row in self._ended_by_text():
+            finished.append(self._scheduler.remove(row, "stop"))
+        for row in ended.tolist():
+            if self._table.requests[row] is not None:
+                finished.append(self._scheduler.remove(row))
+        if finished:
+            self._sampling = None
+        return finished
+
+    def _next_tokens(self, passes: Sequence[Sequence[PromptBlock]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the prompts, all but the last pass alone, and sample the next token of every row: ids and log-probs."""
+        table = self._table
+        for blocks in passes[:-1]:
+            self._run_model(pack_step(self._cache, table.lengths[:0], table.lengths[:0], blocks, self._device))
+        tokens, positions = table.newest()
+        packed = pack_step(self._cache, tokens, positions, passes[-1] if passes else (), self._device)
+        logits = self._run_model(packed)
+        if self._sampling is None:
+            n = table.count
+            self._sampling = plan_sampling(table.temperature[:n], table.top_p[:n], table.top_k[:n], self._device)
+        return sample(logits, self._sampling, self._generator)
+
+    def _run_model(self, packed: PackedInput) -> torch.Tensor:
+        """Logits of the newest tokens, [decoding, vocabulary]; of one token, to be ignored, when there are none."""
+        kept = max(1, packed.plan.decoding)
+        output = self._model(
+            input_ids=packed.ids,
+            position_ids=packed.positions,
+            use_cache=False,
+            logits_to_keep=0 if kept == packed.ids.shape[1] else torch.arange(kept, device=self._device),
+            slot_step=packed.plan,
+        )
+        logits: torch.Tensor = output.logits
+        return logits[0]
+
+    def _ended_by_text(self) -> list[int]:
+        """Rows whose newest token completed one of their stop strings."""
+        ended: list[int] = []
+        if self._decode is None:
+            return ended
+        for row, request in enumerate(self._table.requests[: self._table.count]):
+            if request is None or not request.params.stop:
+                continue
+            # Each token adds at least a character, and the margin covers characters spread over tokens.
+            longest = max(len(text) for text in request.params.stop)
+            end = int(self._table.lengths[row])
+            start = max(int(self._table.prompt_lengths[row]), end - longest - _DECODE_MARGIN)
+            text = self._decode(self._table.tokens[row, start:end].tolist())
+            if any(stop in text for stop in request.params.stop):
+                ended.append(row)
+        return ended
+
+
+def check_can_serve(model: PreTrainedModel, max_model_len: int) -> None:
+    """Refuse what the packed forward pass would compute wrongly.
+
+    Raises:
+        ConfigError: the architecture has no attention backend or no plain keys and values, or fewer positions than
+            `max_model_len`.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    parameters = inspect.signature(model.forward).parameters
+    if not getattr(model, "_supports_attention_backend", False) or "position_ids" not in parameters:
+        raise ConfigError(f"the embedded engine cannot run {name}: its attention cannot be replaced")
+    if "logits_to_keep" not in parameters:
+        raise ConfigError(f"the embedded engine cannot run {name}: its forward does not take logits_to_keep")
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ConfigError(f"the embedded engine cannot run {name}: it has layers of kind {sorted(kinds)}")
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and max_model_len > longest:
+        raise ConfigError(f"max_model_len {max_model_len} is more than the {longest} positions of {name}")
