@@ -6,6 +6,7 @@ imported before it is known to be needed, so that a refusal is quick.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,14 @@ INTERRUPTED = 130
 UsageProblem = cast(
     "type[Exception]", next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 )
+
+
+def entry_point() -> None:
+    """The console script. Leaves without the exit hooks of libraries, which would start again what the run has ended."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

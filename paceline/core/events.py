@@ -86,7 +86,9 @@ class SampleShown(Event, frozen=True, tag="sample.shown"):
 
 
 class TrainStep(Event, frozen=True, tag="train.step"):
-    """One optimiser update. `seconds` is its work, `wait_seconds` the wait for samples before it."""
+    """One optimiser update. `seconds` is its work; before it the trainer waited `wait_seconds` for samples and was held up
+    `blocked_seconds` by a weight sync (its snapshot, a free arena, the sync before).
+    """
 
     step: int
     version: int
@@ -97,6 +99,7 @@ class TrainStep(Event, frozen=True, tag="train.step"):
     sequences: int
     tokens: int
     metrics: dict[str, float]
+    blocked_seconds: float = 0.0
 
 
 class SyncCaptured(Event, frozen=True, tag="sync.captured"):

@@ -134,6 +134,10 @@ class InferenceEngine(Protocol):
         """
         ...
 
+    def unbind(self) -> None:
+        """Let go of the bound tensors, so that their lease can end; requests still queued are forgotten."""
+        ...
+
     def served_tensors(self) -> Mapping[str, torch.Tensor]:
         """The tensors the engine reads now, by every name: proof of what is served."""
         ...

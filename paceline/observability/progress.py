@@ -138,10 +138,11 @@ class Progress:
 
     @property
     def trainer_idle_ratio(self) -> float | None:
-        """Share of the recent updates' time in which the trainer waited for samples."""
+        """Share of the recent updates' time in which the trainer waited for samples or for a sync."""
         steps = [step for _, step in self._recent_steps()]
-        total = sum(step.seconds + step.wait_seconds for step in steps)
-        return sum(step.wait_seconds for step in steps) / total if total > 0 else None
+        idle = sum(step.wait_seconds + step.blocked_seconds for step in steps)
+        total = idle + sum(step.seconds for step in steps)
+        return idle / total if total > 0 else None
 
     @property
     def rollouter_idle_ratio(self) -> float | None:

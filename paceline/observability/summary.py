@@ -20,7 +20,6 @@ from paceline.core.events import (
     RunStarted,
     SampleTrained,
     SyncAborted,
-    SyncCaptured,
     SyncCompleted,
     TrainStep,
     ValidationFinished,
@@ -54,7 +53,7 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
     ledger_errors                          samples that ended twice or without beginning, or open after a completed run
     version_lag                            mean, p99, max over trained tokens, in versions, at consumption
     tokens_generated                       response tokens of training rollouts; those of validations apart
-    trainer_idle_ratio                     share of training in which the trainer waited for samples or for a free arena
+    trainer_idle_ratio                     share of training in which the trainer waited for samples or for a sync
     rollouter_idle_ratio                   share of the replicas' windows in training in which no decode step ran
     lost_events                            gaps in the `seq` of a process: events that could not be written
     """
@@ -81,7 +80,7 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
         "version_lag": _version_lag(ordered),
         "tokens_generated": sum(window.tokens for window in windows),
         "validation_tokens_generated": sum(window.validation_tokens for window in windows),
-        "trainer_idle_ratio": _trainer_idle_ratio(ordered, steps, begin, end),
+        "trainer_idle_ratio": _trainer_idle_ratio(steps, begin, end),
         "rollouter_idle_ratio": _rollouter_idle_ratio(ordered, begin, end),
         "lost_events": _lost_events(in_file),
     }
@@ -200,14 +199,12 @@ def _version_lag(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _trainer_idle_ratio(
-    records: Sequence[Record], steps: Sequence[tuple[float, TrainStep]], begin: float | None, end: float | None
+    steps: Sequence[tuple[float, TrainStep]], begin: float | None, end: float | None
 ) -> float | None:
     # The wait before the first update belongs to the start-up, not to training.
     if begin is None or end is None or end <= begin:
         return None
-    captures = [capture.wait_seconds for t, capture in _select(records, SyncCaptured) if begin < t <= end]
-    waits = [step.wait_seconds for _, step in steps[1:]]
-    return _ratio(sum(waits) + sum(captures), end - begin)
+    return _ratio(sum(step.wait_seconds + step.blocked_seconds for _, step in steps[1:]), end - begin)
 
 
 def _rollouter_idle_ratio(records: Sequence[Record], begin: float | None, end: float | None) -> float | None:

@@ -83,7 +83,8 @@ class TensorBoardLog:
 
 
 def _of_step(event: TrainStep) -> Scalars:
-    total = event.seconds + event.wait_seconds
+    idle = event.wait_seconds + event.blocked_seconds
+    total = event.seconds + idle
     return {
         **event.metrics,
         "critic/rewards/mean": event.reward_mean,
@@ -91,7 +92,7 @@ def _of_step(event: TrainStep) -> Scalars:
         "timing_s/step": event.seconds,
         "timing_s/wait_for_enough_samples": event.wait_seconds,
         "fully_async/total_wait_time": event.wait_seconds,
-        "fully_async/trainer/idle_ratio": event.wait_seconds / total if total > 0 else 0.0,
+        "fully_async/trainer/idle_ratio": idle / total if total > 0 else 0.0,
         "fully_async/count/current_param_version": float(Version.unpack(event.version).n),
     }
 

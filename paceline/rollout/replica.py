@@ -257,8 +257,8 @@ class Replica:
         return self._idle_engines.pop() if self._idle_engines else self._make_engine()
 
     def _retire(self, session: _Session) -> None:
-        if not session.has_work:  # an engine with sequences left over is not reused
-            self._idle_engines.append(session.engine)
+        session.engine.unbind()  # a bound tensor would keep the lease of its arena
+        self._idle_engines.append(session.engine)
         self._release_unused(session.staged)
 
     def _release_unused(self, staged: StagedWeights | None) -> None:

@@ -8,7 +8,9 @@ has died raises `WorkerDied` with its role.
 from __future__ import annotations
 
 import asyncio
-import logging
+import ctypes
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from paceline.runtime.spec import RunSpec, encode_spec
 
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # samples and commands only; weights have their own arenas
 MAX_PENDING_CALLS = 1000
+OTHER_ROLES = 4  # trainer, rollouter, message queue, synchronizer
 
 
 class RemotePart:
@@ -48,10 +51,23 @@ class RemotePart:
         return call
 
 
+def _restore_signals() -> None:
+    """Ray's SIGTERM handler would leave calls pending for ever; the default ends the process and with it the calls.
+
+    Through libc, since actors run beside the main thread, where `signal.signal` is refused.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGTERM, int(signal.SIG_DFL))
+    libc.signal(signal.SIGINT, int(signal.SIG_IGN))
+
+
 class _HostActor:
     """The one actor class: a host, and its peers as `RemotePart`s."""
 
     def __init__(self, role: str, spec_bytes: bytes) -> None:
+        _restore_signals()
         self._shell = HostShell(role, spec_bytes)
 
     async def call(self, method: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Outcome:
@@ -70,12 +86,13 @@ class RayRuntime:
         self._actors: dict[str, Any] = {}
 
     async def start(self) -> None:
-        """Start Ray on this machine; blocks the loop, since calls hang when another thread than theirs has started
-        Ray.
+        """Start Ray on this machine.
+
+        Blocks the loop: Ray's calls hang when another thread than theirs has started it.
         """
         ray.init(
             address="local",
-            num_cpus=1,
+            num_cpus=len(self._spec.replica_ids) + OTHER_ROLES,  # so many workers are started ahead of the actors
             num_gpus=0,
             include_dashboard=False,
             configure_logging=False,
@@ -87,9 +104,9 @@ class RayRuntime:
     def launch(self, role: str) -> RemotePart:
         """Start the process of one role; returns at once."""
         actor_class = ray.remote(_HostActor)
-        actor = actor_class.options(num_cpus=0, max_concurrency=MAX_PENDING_CALLS, max_restarts=0).remote(
-            role, encode_spec(self._spec)
-        )
+        actor = actor_class.options(
+            num_cpus=0, max_concurrency=MAX_PENDING_CALLS, max_restarts=0, max_task_retries=0
+        ).remote(role, encode_spec(self._spec))
         self._actors[role] = actor
         return RemotePart(actor, role)
 
@@ -99,7 +116,8 @@ class RayRuntime:
         for outcome in outcomes:
             unwrap(outcome)
 
-    def stop_cluster(self) -> None:
-        """Stop Ray (blocking)."""
-        logging.getLogger("ray").setLevel(logging.CRITICAL)
-        ray.shutdown()
+    def stop(self, deadline_seconds: float) -> None:
+        """Stop Ray; what does not stop in time is left to the process guard."""
+        stopping = threading.Thread(target=ray.shutdown, daemon=True, name="stop-ray")
+        stopping.start()
+        stopping.join(deadline_seconds)

@@ -46,7 +46,16 @@ def build_tokenizer(spec: RunSpec) -> FastTokenizer:
     return FastTokenizer(spec.model_path)
 
 
-def build_prompts(spec: RunSpec, tokenizer: FastTokenizer) -> PromptSource:
+def check_prompts(config: Config) -> None:
+    """Refuse, before anything starts, what `build_prompts` would refuse.
+
+    Raises:
+        ConfigError: as `build_prompts`.
+    """
+    build_prompts(config, FastTokenizer(str(model_path(config))))
+
+
+def build_prompts(config: Config, tokenizer: FastTokenizer) -> PromptSource:
     """The embedded arithmetic task.
 
     Raises:
@@ -54,7 +63,7 @@ def build_prompts(spec: RunSpec, tokenizer: FastTokenizer) -> PromptSource:
     """
     from paceline.rollout.prompt_dataset import PromptDataset
 
-    data = spec.config.data
+    data = config.data
     validation = problems("validation")
     if data.val_size > len(validation):
         raise ConfigError(f"data.val_size: the arithmetic task has {len(validation)} validation problems")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from paceline.core.errors import PacelineError, RunInterrupted, WorkerDied
@@ -29,6 +29,8 @@ class PartsRuntime(Protocol):
 
     async def connect(self) -> None: ...
 
+    def stop(self, deadline_seconds: float) -> None: ...
+
 
 class StopSignal:
     """SIGINT and SIGTERM as a future that the run is raced against."""
@@ -37,7 +39,7 @@ class StopSignal:
         self._raised: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def install(self) -> None:
-        """Take over both signals; a second one changes nothing."""
+        """Take over both signals; may be called again, after a library took them. A second signal changes nothing."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, int(number))
@@ -65,13 +67,24 @@ class StopSignal:
 
 
 class Supervisor:
-    """Runs the parts with these roles; `done_role` is the one whose end ends the run."""
+    """Runs the parts with these roles; `done_role` is the one whose end ends the run, `on_started` is called once the
+    runtime is up.
+    """
 
-    def __init__(self, *, runtime: PartsRuntime, roles: list[str], done_role: str, waits: Waits) -> None:
+    def __init__(
+        self,
+        *,
+        runtime: PartsRuntime,
+        roles: list[str],
+        done_role: str,
+        waits: Waits,
+        on_started: Callable[[], None],
+    ) -> None:
         self._runtime = runtime
         self._roles = roles
         self._done_role = done_role
         self._waits = waits
+        self._on_started = on_started
         self._parts: dict[str, Any] = {}
 
     async def run(self) -> None:
@@ -81,6 +94,7 @@ class Supervisor:
             PacelineError: the first error of any part.
         """
         await self._runtime.start()
+        self._on_started()
         self._parts = {role: self._runtime.launch(role) for role in self._roles}
         await self._all({role: part.start() for role, part in self._parts.items()}, START_SECONDS, "its start")
         await self._runtime.connect()

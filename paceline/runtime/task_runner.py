@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PacelineError, RunInterrupted
@@ -23,23 +22,29 @@ from paceline.core.waits import Waits
 from paceline.observability.display import Display, open_display
 from paceline.observability.event_log import EventLog
 from paceline.observability.reader import EventTail
+from paceline.runtime.library_output import LibraryOutput
 from paceline.runtime.process_guard import ProcessGuard
-from paceline.runtime.registry import build_prompts, build_tokenizer
+from paceline.runtime.ray_environment import prepare_environment
+from paceline.runtime.registry import check_prompts
 from paceline.runtime.run_directory import close_run, create_run
 from paceline.runtime.spec import RunSpec
-from paceline.runtime.supervision import StopSignal, Supervisor
+from paceline.runtime.supervision import PartsRuntime, StopSignal, Supervisor
 from paceline.runtime.system import SystemClock
 
 FOLLOW_SECONDS = 0.25
-CLEAN_UP_SECONDS = 5.0
+STOP_SECONDS = 3.0
+CLEAN_UP_SECONDS = 3.0
 SIGNAL_EXIT_BASE = 128
 
 
 class FullyAsyncTaskRunner:
     """One run from its spec to its summary."""
 
-    def __init__(self, spec: RunSpec, displays: Sequence[Display], *, command_wall: float) -> None:
+    def __init__(
+        self, spec: RunSpec, runtime: PartsRuntime, displays: Sequence[Display], *, command_wall: float
+    ) -> None:
         self._spec = spec
+        self._runtime = runtime
         self._displays = displays
         self._command_wall = command_wall
         self._clock = SystemClock()
@@ -58,7 +63,13 @@ class FullyAsyncTaskRunner:
         for display in self._displays:
             display.start()
         following = asyncio.ensure_future(self._follow())
-        supervisor = self._supervisor()
+        supervisor = Supervisor(
+            runtime=self._runtime,
+            roles=["trainer", *self._spec.replica_ids, "rollouter", "message_queue", "synchronizer"],
+            done_role="trainer",
+            waits=Waits(who="driver", clock=self._clock, events=self._events),
+            on_started=stop.install,
+        )
         try:
             await stop.race(supervisor.run())
         except PacelineError as error:
@@ -77,16 +88,6 @@ class FullyAsyncTaskRunner:
         summary = close_run(self._spec)
         for display in self._displays:
             display.stop(summary)
-
-    def _supervisor(self) -> Supervisor:
-        from paceline.runtime.ray_runtime import RayRuntime
-
-        return Supervisor(
-            runtime=RayRuntime(self._spec),
-            roles=["trainer", *self._spec.replica_ids, "rollouter", "message_queue", "synchronizer"],
-            done_role="trainer",
-            waits=Waits(who="driver", clock=self._clock, events=self._events),
-        )
 
     def _record_start(self) -> None:
         config = self._spec.config
@@ -134,26 +135,32 @@ def run_training(config: Config, *, command_wall: float) -> int:
     Raises:
         PacelineError: refused, failed or interrupted; `exit_code` tells the process's exit code.
     """
+    check_prompts(config)
     spec = create_run(config)
     guard = ProcessGuard.start([Path(spec.private_dir)])
-    build_prompts(spec, build_tokenizer(spec))  # refuses what cannot work before Ray starts
-    runner = FullyAsyncTaskRunner(spec, _displays(spec), command_wall=command_wall)
-    try:
-        asyncio.run(runner.run())
-    finally:
-        guard.finish(CLEAN_UP_SECONDS)
-        runner.sum_up()
+    prepare_environment()
+    with LibraryOutput(Path(spec.run_dir)) as output:
+        from paceline.runtime.ray_runtime import RayRuntime  # after the environment, which Ray reads when it is imported
+
+        runtime = RayRuntime(spec)
+        runner = FullyAsyncTaskRunner(spec, runtime, _displays(spec, output.screen), command_wall=command_wall)
+        try:
+            asyncio.run(runner.run())
+        finally:
+            runtime.stop(STOP_SECONDS)
+            guard.finish(CLEAN_UP_SECONDS)
+            runner.sum_up()
     return 0
 
 
-def _displays(spec: RunSpec) -> list[Display]:
+def _displays(spec: RunSpec, screen: TextIO) -> list[Display]:
     wall = SystemClock().wall
     run_dir = Path(spec.run_dir)
     displays: list[Display] = []
     if "console" in spec.config.trainer.logger:
-        displays.append(open_display(sys.stdout, run_dir, wall))
+        displays.append(open_display(screen, run_dir, wall))
     if "tensorboard" in spec.config.trainer.logger:
-        from paceline.observability.tensorboard_log import TensorBoardLog
+        from paceline.observability.tensorboard_log import TensorBoardLog  # only when it is wanted
 
         displays.append(TensorBoardLog(run_dir / "tensorboard"))
     return displays

@@ -122,6 +122,13 @@ class MarkerEngine:
         self._version = version
         self._prefix_cache.clear()
 
+    def unbind(self) -> None:
+        """Hold nothing; forget all requests."""
+        self._tensors = {}
+        self._version = None
+        self._queue = []
+        self._active = []
+
     def served_tensors(self) -> Mapping[str, torch.Tensor]:
         """What is held now."""
         return self._tensors

@@ -70,6 +70,7 @@ class FullyAsyncTrainer:
             events=events,
         )
         self._step = 0
+        self._last_update_ended = clock.now()
         self._captured: Version | None = None
         self._capture_done = asyncio.Event()
         self._sync: asyncio.Task[SyncReport] | None = None
@@ -92,7 +93,7 @@ class FullyAsyncTrainer:
             samples = await self._next_batch()
             if samples is None:
                 break
-            await self._update(samples, self._clock.now() - waited_from)
+            await self._update(samples, waited_from)
             if self._step % trigger == 0 and self._step < total:
                 await self._start_sync(synchronizer, self._validation_is_due())
         await self._finish(synchronizer)
@@ -142,13 +143,14 @@ class FullyAsyncTrainer:
                 raise DeadlineExceeded(f"the trainer found no free arena: all are held by {names}", names, 0.0)
             await self._clock.sleep(ARENA_POLL_SECONDS)
 
-    async def _update(self, samples: list[Sample], wait_seconds: float) -> None:
+    async def _update(self, samples: list[Sample], waited_from: float) -> None:
         began = self._clock.now()
+        blocked_seconds = waited_from - self._last_update_ended
         self._step += 1
         lags = self._lags(samples)
         batch = self._train_batch(samples)
         metrics = await self._work.run(lambda: self._backend.update(batch))
-        seconds = self._clock.now() - began
+        self._last_update_ended = self._clock.now()
         self._record(samples, batch, lags)
         responses = [response for sample in samples for response in sample.responses]
         tokens = sum(len(response.token_ids) for response in responses)
@@ -156,8 +158,9 @@ class FullyAsyncTrainer:
             TrainStep(
                 step=self._step,
                 version=self.get_current_param_version(),
-                seconds=seconds,
-                wait_seconds=wait_seconds,
+                seconds=self._last_update_ended - began,
+                wait_seconds=began - waited_from,
+                blocked_seconds=blocked_seconds,
                 reward_mean=sum(response.reward for response in responses) / len(responses),
                 response_length_mean=tokens / len(responses),
                 sequences=len(batch.sequences),

@@ -25,7 +25,7 @@ class RollouterHost:
         """Build prompts and reward."""
         spec = self._process.spec
         self._tokenizer = registry.build_tokenizer(spec)
-        self._prompts = registry.build_prompts(spec, self._tokenizer)
+        self._prompts = registry.build_prompts(spec.config, self._tokenizer)
         self._reward = registry.build_reward(spec)
         self._process.started()
 

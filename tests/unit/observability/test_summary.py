@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.core.events import (
@@ -16,7 +17,7 @@ from paceline.core.events import (
     SampleDropped,
     SampleTrained,
     SyncAborted,
-    SyncCaptured,
+    TrainStep,
     ValidationSkipped,
 )
 from paceline.observability.reader import Record
@@ -167,10 +168,12 @@ def test_lag_counts_tokens_not_samples() -> None:
     assert lag == {"mean": pytest.approx(45 / 1000), "p99": 2, "max": 5}
 
 
-def test_a_wait_for_a_free_arena_is_idle_time() -> None:
-    blocked = SyncCaptured(version=version(1), bytes=1, digest="d", seconds=0.1, wait_seconds=1.0)
-    timed = [*step(10.0, 1, 0), (11.5, "trainer", blocked), *step(13.0, 2, 1)]
-    # From 8.5 s to 13 s: half a second for samples, one second for the arena.
+def test_time_held_up_by_a_sync_is_idle_time() -> None:
+    timed = [
+        (t, proc, msgspec.structs.replace(event, blocked_seconds=1.0) if isinstance(event, TrainStep) else event)
+        for t, proc, event in [*step(10.0, 1, 0), *step(13.0, 2, 1)]
+    ]
+    # From 8.5 s to 13 s: half a second for samples, one second for the sync; what was before the first is start-up.
     assert fold_summary(records(*timed))["trainer_idle_ratio"] == pytest.approx(1.5 / 4.5)
 
 

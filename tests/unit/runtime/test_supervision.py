@@ -64,11 +64,20 @@ class FakeRuntime:
     async def connect(self) -> None:
         self.connected = True
 
+    def stop(self, deadline_seconds: float) -> None:
+        return
+
 
 def supervise(parts: dict[str, FakePart]) -> None:
     async def main() -> None:
         waits = Waits(who="driver", clock=SystemClock(), events=RecordingEvents())
-        supervisor = Supervisor(runtime=FakeRuntime(parts), roles=list(parts), done_role="trainer", waits=waits)
+        supervisor = Supervisor(
+            runtime=FakeRuntime(parts),
+            roles=list(parts),
+            done_role="trainer",
+            waits=waits,
+            on_started=lambda: None,
+        )
         try:
             async with asyncio.timeout(10):
                 await supervisor.run()

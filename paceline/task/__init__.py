@@ -1,0 +1,1 @@
+"""Embedded tasks: problems, their split and their score. Floor 1: no torch, no I/O, no state."""
