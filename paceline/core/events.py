@@ -86,8 +86,8 @@ class SampleShown(Event, frozen=True, tag="sample.shown"):
 
 
 class TrainStep(Event, frozen=True, tag="train.step"):
-    """One optimiser update. `seconds` is its work; before it the trainer waited `wait_seconds` for samples and was held up
-    `blocked_seconds` by a weight sync (its snapshot, a free arena, the sync before).
+    """One optimiser update. `seconds` is its work; before it the trainer waited `wait_seconds` for samples and was
+    held up `blocked_seconds` by a weight sync (its snapshot, a free arena, the sync before).
     """
 
     step: int

@@ -17,7 +17,7 @@ from paceline.core.ports import Clock
 
 T = TypeVar("T")
 
-ANNOUNCE_AFTER_SECONDS = 1.0
+ANNOUNCE_AFTER_SECONDS = 3.0
 
 
 class Waits:

@@ -1,8 +1,8 @@
 """Keeps what libraries write to the terminal out of it.
 
-Ray's daemons and C++ parts write to file descriptors 1 and 2 whatever their settings say, in lines on which a user cannot act.
-While a run lasts, both descriptors lead to `libraries.log` of the run directory; what paceline itself shows goes to the
-stream that `screen` gives.
+Ray's daemons and C++ parts write to file descriptors 1 and 2 whatever their settings say, in lines on which a user
+cannot act. While a run lasts, both descriptors lead to `libraries.log` of the run directory; what paceline itself
+shows goes to the stream that `screen` gives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environment variables that Ray reads once, when it is imported: to be set before that, and inherited by its processes."""
+"""Environment variables that Ray reads once, when it is imported; its processes inherit them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ QUIET_AND_PRIVATE = {
 
 
 def prepare_environment() -> None:
-    """Set the variables for this process and all that it starts; a fresh token keeps other users out of the run's Ray."""
+    """Set them for this process and all that it starts; a fresh token keeps other users out of the run's Ray."""
     os.environ.update(QUIET_AND_PRIVATE)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -88,7 +88,7 @@ def _as_prompts(chosen: Sequence[Problem], tokenizer: FastTokenizer, longest: in
     too_long = max(prompts, key=lambda prompt: len(prompt.token_ids))
     if len(too_long.token_ids) > longest:
         raise ConfigError(
-            f"data.max_prompt_length: prompt {too_long.text!r} has {len(too_long.token_ids)} tokens, more than {longest}"
+            f"data.max_prompt_length: {too_long.text!r} has {len(too_long.token_ids)} tokens, more than {longest}"
         )
     return prompts
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from paceline.core.errors import PacelineError, RunInterrupted, WorkerDied
+from paceline.core.errors import DeadlineExceeded, PacelineError, RunInterrupted, WorkerDied
 from paceline.core.waits import Waits
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Supervisor:
         await self._runtime.start()
         self._on_started()
         self._parts = {role: self._runtime.launch(role) for role in self._roles}
-        await self._all({role: part.start() for role, part in self._parts.items()}, START_SECONDS, "its start")
+        await self._start_all()
         await self._runtime.connect()
         await self._until_done({role: asyncio.ensure_future(part.run()) for role, part in self._parts.items()})
 
@@ -105,12 +105,18 @@ class Supervisor:
         calls = [self._quietly(part.stop()) for part in self._parts.values()]
         await asyncio.gather(*calls)
 
-    async def _all(self, calls: Mapping[str, Awaitable[Any]], seconds: float, what: str) -> None:
-        waits = [
-            self._waits.bounded(call, seconds=seconds, what=f"{role} and {what}", culprit=role)
-            for role, call in calls.items()
-        ]
-        await asyncio.gather(*waits)
+    async def _start_all(self) -> None:
+        starting = {role: asyncio.ensure_future(part.start()) for role, part in self._parts.items()}
+        try:
+            await self._waits.bounded(
+                asyncio.gather(*starting.values()),
+                seconds=START_SECONDS,
+                what=f"the start of {len(starting)} processes",
+                culprit="the machine",
+            )
+        except DeadlineExceeded as error:
+            late = ", ".join(role for role, task in starting.items() if task.cancelled() or not task.done())
+            raise DeadlineExceeded(f"not started within {START_SECONDS:g} s: {late}", late, START_SECONDS) from error
 
     async def _until_done(self, running: Mapping[str, asyncio.Task[None]]) -> None:
         roles = {task: role for role, task in running.items()}

@@ -140,7 +140,8 @@ def run_training(config: Config, *, command_wall: float) -> int:
     guard = ProcessGuard.start([Path(spec.private_dir)])
     prepare_environment()
     with LibraryOutput(Path(spec.run_dir)) as output:
-        from paceline.runtime.ray_runtime import RayRuntime  # after the environment, which Ray reads when it is imported
+        # After the environment, which Ray reads when it is imported.
+        from paceline.runtime.ray_runtime import RayRuntime
 
         runtime = RayRuntime(spec)
         runner = FullyAsyncTaskRunner(spec, runtime, _displays(spec, output.screen), command_wall=command_wall)
