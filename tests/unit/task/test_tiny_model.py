@@ -16,11 +16,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import paceline.assets
+import paceline
 from paceline.task.arithmetic import Problem, problems
 from scripts.make_tiny_model import CARELESS, EOS_ID, PAD_ID, Pupil, build_model, build_tokenizer, measure
 
-DIRECTORY: Final = Path(paceline.assets.__file__).parent / "tiny_model"
+DIRECTORY: Final = Path(paceline.__file__).parent / "assets" / "tiny_model"
 PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
