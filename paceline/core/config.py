@@ -43,7 +43,7 @@ class DataConfig(_Section):
 class OptimConfig(_Section):
     """`actor.optim.*`: AdamW on fp32 master weights."""
 
-    lr: float = Field(6e-4, ge=0, description="Learning rate after the warm-up.")
+    lr: float = Field(3e-5, ge=0, description="Learning rate after the warm-up.")
     lr_warmup_steps: int = Field(5, ge=0, description="Updates over which the learning rate rises linearly from 0.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's two decay rates.")
@@ -90,7 +90,17 @@ class RolloutConfig(_Section):
     kv_cache: Literal["recompute", "keep"] = Field(
         "recompute", description="What a swap does to the KV cache of sequences in flight."
     )
-    total_rollout_steps: int = Field(10240, ge=1, description="Samples (prompts) that the run generates in all.")
+    total_rollout_steps: int = Field(7680, ge=1, description="Samples (prompts) that the run generates in all.")
+    exchange_timeout_seconds: float = Field(
+        60.0, gt=0, description="Longest time without an answer after which a replica counts as lost."
+    )
+    max_replica_restarts: int = Field(2, ge=0, description="How often a replica whose process died is started again.")
+    replica_return_seconds: float = Field(
+        60.0, gt=0, description="How long a run without any replica waits for one to come back before it fails."
+    )
+    max_sample_losses: int = Field(
+        3, ge=1, description="A sample whose replica was lost this many times is set aside as failed."
+    )
     max_pinned_versions: int = Field(1, ge=1, description="Versions kept for validations beside the two of a sync.")
 
 
@@ -120,14 +130,24 @@ class CheckpointEngineConfig(_Section):
         "full", description="Whether each replica recomputes the digest of what it staged."
     )
     nonfinite: Literal["error", "off"] = Field("error", description="What a NaN or infinity in captured weights does.")
+    update_order: Literal["all", "rolling"] = Field(
+        "all", description="Whether replicas swap all at once, or `rolling_size` at a time while the others generate."
+    )
+    rolling_size: int = Field(1, ge=1, description="Replicas that swap at the same time under update_order=rolling.")
     sync_timeout_seconds: float = Field(60.0, gt=0, description="Deadline of each phase of a sync.")
+
+
+    @property
+    def swaps_at_once(self) -> int | None:
+        """Most replicas that may swap at the same time; None: no bound."""
+        return self.rolling_size if self.update_order == "rolling" else None
 
 
 class TrainerConfig(_Section):
     """`trainer.*`"""
 
     seed: int = Field(0, ge=0, description="Seed of sampling and of anything random in the trainer.")
-    test_freq: int = Field(10, ge=0, description="Versions between two validations; 0: only at the start and the end.")
+    test_freq: int = Field(5, ge=0, description="Versions between two validations; 0: only at the start and the end.")
     val_before_train: bool = Field(True, description="Validate the weights as they are before the first update.")
     project_name: str = Field("paceline", min_length=1, description="Name of the project, part of the run directory.")
     experiment_name: str = Field("arithmetic", min_length=1, description="Name of the run, part of the run directory.")

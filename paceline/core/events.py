@@ -154,6 +154,21 @@ class SyncAborted(Event, frozen=True, tag="sync.aborted"):
     error: str
 
 
+class CatchUpFailed(Event, frozen=True, tag="sync.catch_up_failed"):
+    """A fenced or new replica could not be brought to the newest version; it stays fenced until the next try."""
+
+    replica: str
+    error: str
+
+
+class ReplicaChanged(Event, frozen=True, tag="replica.changed"):
+    """A replica joined, became ready for traffic, was fenced, or was lost, as the rollouter sees it."""
+
+    replica: str
+    state: Literal["joining", "ready", "fenced", "lost"]
+    reason: str
+
+
 class GenerationWindow(Event, frozen=True, tag="generation.window"):
     """What one replica did in a window of about one second."""
 
@@ -239,6 +254,8 @@ AnyEvent = (
     | SyncConfirmed
     | SyncCompleted
     | SyncAborted
+    | CatchUpFailed
+    | ReplicaChanged
     | GenerationWindow
     | QueueLevel
     | AdmissionLevel

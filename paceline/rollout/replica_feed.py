@@ -2,6 +2,7 @@
 
 consumes: requests given to `send`; produces: completions, handed to `on_completions`; waits for: requests, the
 replica's reply; unblocked by: `send`, the replica, cancellation. Completions are acknowledged with the next call.
+What was sent and has not come back is known, so that it can be handed over when the replica is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ POLL_SECONDS = 0.05
 
 
 class ReplicaFeed:
-    """One replica's outgoing requests and its exchange loop."""
+    """One replica's outgoing requests and its exchange loop; `reply_seconds` bounds one exchange."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class ReplicaFeed:
         self._waits = waits
         self._reply_seconds = reply_seconds
         self._pending: list[GenerationRequest] = []
-        self._outstanding = 0
+        self._owed: dict[str, GenerationRequest] = {}
         self._acknowledged = 0
         self._wake = asyncio.Event()
 
@@ -45,13 +46,20 @@ class ReplicaFeed:
     def send(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; they go out with the next exchange."""
         self._pending.extend(requests)
-        self._outstanding += len(requests)
+        self._owed.update((request.request_id, request) for request in requests)
         self._wake.set()
+
+    def take_owed(self) -> list[GenerationRequest]:
+        """Everything that has not come back, for somebody else to do; this feed forgets it."""
+        owed = list(self._owed.values())
+        self._owed.clear()
+        self._pending.clear()
+        return owed
 
     async def run(self) -> None:
         """Exchange for ever; ends by cancellation or by the replica's error."""
         while True:
-            if self._outstanding == 0:
+            if not self._owed:
                 self._wake.clear()
                 await self._wake.wait()
             batch, self._pending = self._pending, []
@@ -64,6 +72,7 @@ class ReplicaFeed:
                 culprit=self._replica.replica_id,
             )
             self._acknowledged = reply.batch
-            self._outstanding -= len(reply.completions)
+            for completion in reply.completions:
+                self._owed.pop(completion.request_id, None)
             if reply.completions:
                 self._on_completions(self._replica.replica_id, reply.completions)

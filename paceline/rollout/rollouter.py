@@ -10,20 +10,20 @@ before the first published version (V5).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RewardError
 from paceline.core.events import AdmissionLevel, EventSink, SampleAdmitted, SampleFailed, SampleShown
 from paceline.core.ports import Clock, PromptSource, QueueControl, ReplicaControl, RewardFn, TextDecoder
-from paceline.core.sample import Completion, Response, Sample, SamplingParams, encode_sample
+from paceline.core.sample import Completion, GenerationRequest, Response, Sample, SamplingParams, encode_sample
 from paceline.core.tasks import run_together
 from paceline.core.waits import Waits
 from paceline.rollout.admission import AdmissionBudget
+from paceline.rollout.fleet import Fleet
 from paceline.rollout.groups import Group, Groups
-from paceline.rollout.load_balancer import LoadBalancer
-from paceline.rollout.replica_feed import ReplicaFeed
 from paceline.rollout.rollouter_state import RollouterState, save_state
 from paceline.rollout.validation import PREFIX, Validator
 
@@ -58,25 +58,25 @@ class FullyAsyncRollouter:
         self._stall_seconds = config.trainer.stall_timeout_seconds
         self._total = config.total_steps * config.required_samples
         self._n = config.rollout.n
-        places = len(replicas) * config.rollout.max_num_seqs
-        self._in_flight_limit = max(len(replicas), int(IN_FLIGHT_OVER_PLACES * places) // self._n)
+        self._places = config.rollout.max_num_seqs
+        self._max_losses = config.rollout.max_sample_losses
         self._budget = AdmissionBudget(config.max_required_samples)
-        self._balancer = LoadBalancer(replica.replica_id for replica in replicas)
         self._waits = Waits(who="rollouter", clock=clock, events=events)
-        self._feeds = {
-            replica.replica_id: ReplicaFeed(
-                replica=replica,
-                on_completions=self._on_completions,
-                waits=self._waits,
-                reply_seconds=self._stall_seconds,
-            )
-            for replica in replicas
-        }
+        self._fleet = Fleet(
+            on_completions=self._on_completions,
+            on_orphans=self._on_orphans,
+            waits=self._waits,
+            events=events,
+            reply_seconds=config.rollout.exchange_timeout_seconds,
+            return_seconds=config.rollout.replica_return_seconds,
+        )
+        for replica in replicas:
+            self._fleet.add(replica)
         self._groups = Groups(responses=self._n, params=_training_params(config, stop_token_ids))
         self._validator = Validator(
             prompts=prompts.validation_prompts(),
             params=_validation_params(config, stop_token_ids),
-            feeds=list(self._feeds.values()),
+            fleet=self._fleet,
             reward=reward,
             decoder=decoder,
             max_pinned=config.rollout.max_pinned_versions,
@@ -85,6 +85,7 @@ class FullyAsyncRollouter:
             events=events,
         )
         self._whole: asyncio.Queue[Group] = asyncio.Queue()
+        self._orphans: deque[list[GenerationRequest]] = deque()
         self._may_admit = asyncio.Event()
         self._admitted = 0
         self._failed = 0
@@ -94,7 +95,7 @@ class FullyAsyncRollouter:
     async def fit(self) -> None:
         """Run until cancelled. The message queue learns when the last sample is in it, or why none will come."""
         try:
-            await run_together(self._feed(), self._score_and_put(), *(feed.run() for feed in self._feeds.values()))
+            await run_together(self._feed(), self._score_and_put(), self._fleet.run())
         except PacelineError as error:
             await self._queue.fail("rollouter", error.message)
             raise
@@ -103,15 +104,37 @@ class FullyAsyncRollouter:
 
     def get_rollout_wg(self) -> Sequence[ReplicaControl]:
         """The replicas."""
-        return [feed.replica for feed in self._feeds.values()]
+        return self._fleet.replicas()
 
     async def pause(self) -> None:
         """No replica makes a decode step after this returns, until `resume`. Twice is harmless."""
-        await asyncio.gather(*(feed.replica.pause() for feed in self._feeds.values()))
+        await asyncio.gather(*(replica.pause() for replica in self._fleet.replicas()))
 
     async def resume(self) -> None:
         """All replicas go on. Twice is harmless."""
-        await asyncio.gather(*(feed.replica.resume() for feed in self._feeds.values()))
+        await asyncio.gather(*(replica.resume() for replica in self._fleet.replicas()))
+
+    async def add_replica(self, replica: ReplicaControl) -> None:
+        """A replica joins, or returns as a new process; it gets traffic once it has confirmed a version."""
+        self._fleet.add(replica)
+
+    async def remove_replica(self, replica_id: str) -> None:
+        """Take a replica out; what it owed is handed over."""
+        self._fleet.remove(replica_id)
+
+    async def lose_replica(self, replica_id: str, reason: str) -> None:
+        """A replica's process is gone; what it owed is handed over. Twice is harmless."""
+        self._fleet.lose(replica_id, reason)
+
+    async def next_loss(self, wait_seconds: float) -> tuple[str, str] | None:
+        """The next replica that was lost and why, or None when none was in this time: for whoever starts it again."""
+        return await self._fleet.next_loss(wait_seconds)
+
+    async def confirm_replicas(self, confirmed: Mapping[str, int], fenced: Mapping[str, str]) -> None:
+        """These replicas serve these versions and get traffic; those cannot be trusted until they confirm again."""
+        self._fleet.fence(fenced)
+        self._fleet.confirm(confirmed)
+        self._may_admit.set()
 
     async def update_param_version(
         self, version: int, validate: bool, global_steps: int, use_trainer_do_validate: bool
@@ -121,8 +144,6 @@ class FullyAsyncRollouter:
             await self._validator.start(version, global_steps)
         statistics = await self._queue.get_statistics()
         self._budget.open_window(self._admitted - self._failed - statistics.taken)
-        for replica_id in self._feeds:
-            self._balancer.open(replica_id)
         self._show_admission()
         self._may_admit.set()
 
@@ -157,24 +178,50 @@ class FullyAsyncRollouter:
             )
 
     def _admit_all_that_fit(self) -> list[str]:
+        self._send_again()
         admitted: list[str] = []
+        in_flight_limit = self._in_flight_limit()
         while (
             self._admitted - self._failed < self._total
-            and len(self._groups) < self._in_flight_limit
+            and len(self._groups) < in_flight_limit
             and self._budget.free > 0
+            and (prompt := self._prompts.next_prompt()) is not None
         ):
-            replica_id = self._balancer.choose(self._n)
-            prompt = self._prompts.next_prompt() if replica_id is not None else None
-            if replica_id is None or prompt is None:
-                break
             self._budget.admit()
             self._admitted += 1
             sample_id = f"{self._life}-{self._admitted}"
-            self._feeds[replica_id].send(self._groups.open(sample_id, prompt))
+            self._fleet.send(self._groups.open(sample_id, prompt))
             admitted.append(sample_id)
         return admitted
 
+    def _in_flight_limit(self) -> int:
+        ready = len(self._fleet.feeds())
+        return max(ready, int(IN_FLIGHT_OVER_PLACES * ready * self._places) // self._n)
+
+    def _send_again(self) -> None:
+        while self._orphans and self._fleet.send(self._orphans[0]) is not None:
+            self._orphans.popleft()
+
+    def _on_orphans(self, requests: Sequence[GenerationRequest]) -> None:
+        self._validator.reassign([r for r in requests if r.request_id.startswith(PREFIX)])
+        again = self._groups.reissue([r for r in requests if not r.request_id.startswith(PREFIX)])
+        for sample_id, fresh in again.items():
+            if self._groups.losses(sample_id) >= self._max_losses:
+                self._groups.close(sample_id)
+                self._set_aside(sample_id, f"its replica was lost {self._max_losses} times")
+            else:
+                self._orphans.append(fresh)
+        self._may_admit.set()
+
+    def _set_aside(self, sample_id: str, error: str) -> None:
+        self._failed += 1
+        self._budget.give_back()
+        self._may_admit.set()
+        self._events.emit(SampleFailed(ids=[sample_id], error=error))
+
     def _admission_wait(self) -> str:
+        if not self._fleet.feeds():
+            return "a replica that has confirmed a version"
         if self._budget.free == 0:
             return f"a new version (staleness budget {self._budget.used} of {self._budget.allowed} samples used)"
         return f"completions ({len(self._groups)} samples in flight)"
@@ -186,7 +233,6 @@ class FullyAsyncRollouter:
                 self._validator.accept(completion)
             else:
                 training.append(completion)
-        self._balancer.done(replica_id, len(training))
         for group in self._groups.take(training):
             self._whole.put_nowait(group)
             self._may_admit.set()
@@ -224,10 +270,7 @@ class FullyAsyncRollouter:
                     )
                 )
         except RewardError as error:
-            self._failed += 1
-            self._budget.give_back()
-            self._may_admit.set()
-            self._events.emit(SampleFailed(ids=[group.sample_id], error=error.message))
+            self._set_aside(group.sample_id, error.message)
             return None
         return Sample(sample_id=group.sample_id, life=self._life, prompt=group.prompt, responses=responses)
 

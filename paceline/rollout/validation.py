@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, WorkerDied
 from paceline.core.events import EventSink, ValidationFinished, ValidationSkipped, ValidationStarted
 from paceline.core.ports import Clock, RewardFn, TextDecoder
 from paceline.core.sample import Completion, GenerationRequest, Prompt, SamplingParams
 from paceline.core.waits import Waits
+from paceline.rollout.fleet import Fleet
 from paceline.rollout.replica_feed import ReplicaFeed
 
 PREFIX = "validation:"
@@ -31,7 +32,7 @@ class Validator:
         *,
         prompts: Sequence[Prompt],
         params: SamplingParams,
-        feeds: Sequence[ReplicaFeed],
+        fleet: Fleet,
         reward: RewardFn,
         decoder: TextDecoder,
         max_pinned: int,
@@ -41,7 +42,7 @@ class Validator:
     ) -> None:
         self._prompts = prompts
         self._params = params
-        self._feeds = feeds
+        self._fleet = fleet
         self._reward = reward
         self._decoder = decoder
         self._max_pinned = max_pinned
@@ -51,25 +52,49 @@ class Validator:
         self._waits = Waits(who="validation", clock=clock, events=events)
         self._expected: dict[str, asyncio.Future[Completion]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._pinned: dict[int, list[ReplicaFeed]] = {}
 
     async def start(self, version: int, step: int) -> None:
         """Pin the version on all replicas that serve it and begin; returns once it is pinned."""
         if len(self._running) >= self._max_pinned:
             self._events.emit(ValidationSkipped(version=version, reason="pin limit"))
             return
-        pinned = [feed for feed in self._feeds if await feed.replica.pin(version)]
+        pinned = [feed for feed in self._fleet.feeds() if await self._pin(feed, version)]
         if not pinned:
             self._events.emit(ValidationSkipped(version=version, reason="no replica serves this version"))
             return
         self._events.emit(ValidationStarted(version=version, problems=len(self._prompts)))
+        self._pinned[version] = pinned
         task = asyncio.ensure_future(self._validate(version, step, pinned))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    async def _pin(self, feed: ReplicaFeed, version: int) -> bool:
+        try:
+            return await feed.replica.pin(version)
+        except PacelineError:
+            return False  # it is being lost; the fleet says so
 
     async def wait(self) -> None:
         """Return once no validation runs."""
         while self._running:
             await asyncio.wait(list(self._running))
+
+    def reassign(self, orphans: Sequence[GenerationRequest]) -> None:
+        """Give a lost replica's requests to another one that pinned the same version; with none left, the validation
+        fails and says so.
+        """
+        for request in orphans:
+            waiting = self._expected.get(request.request_id)
+            version = request.pinned_version
+            if waiting is None or waiting.done() or version is None:
+                continue
+            ready = self._fleet.feeds()
+            others = [feed for feed in self._pinned.get(version, []) if feed in ready]
+            if others:
+                others[0].send([request])
+            else:
+                waiting.set_exception(WorkerDied("every replica that served the version is lost", "replicas"))
 
     def accept(self, completion: Completion) -> None:
         """A completion of a pinned request."""
@@ -94,8 +119,8 @@ class Validator:
             self._events.emit(ValidationSkipped(version=version, reason=f"failed: {error.message}"))
             return
         finally:
-            for feed in feeds:
-                await feed.replica.unpin(version)
+            del self._pinned[version]
+            await asyncio.gather(*(feed.replica.unpin(version) for feed in feeds), return_exceptions=True)
         count = len(completions)
         self._events.emit(
             ValidationFinished(

@@ -116,6 +116,10 @@ class RayRuntime:
         for outcome in outcomes:
             unwrap(outcome)
 
+    def kill(self, role: str) -> None:
+        """End the process of a role at once; calls to it raise WorkerDied. Harmless when it is gone."""
+        ray.kill(self._actors[role], no_restart=True)
+
     def stop(self, deadline_seconds: float) -> None:
         """Stop Ray; what does not stop in time is left to the process guard."""
         stopping = threading.Thread(target=ray.shutdown, daemon=True, name="stop-ray")

@@ -1,14 +1,14 @@
 """Supervision of the parts of a run: start all, connect, run until the trainer is done, stop all.
 
-The first error of any part ends the run and is raised; a part that dies is named. A stop signal raises
-`RunInterrupted`. Every phase has a deadline.
+The first error of any part ends the run and is raised; a part that dies is named. Replicas alone may die: they are
+started again beside the others. A stop signal raises `RunInterrupted`. Every phase has a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from paceline.core.errors import DeadlineExceeded, PacelineError, RunInterrupted, WorkerDied
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 START_SECONDS = 300.0
 STOP_SECONDS = 2.0
+POLL_SECONDS = 5.0
+TRAINER = "trainer"
 
 
 class PartsRuntime(Protocol):
@@ -28,6 +30,8 @@ class PartsRuntime(Protocol):
     def launch(self, role: str) -> Any: ...
 
     async def connect(self) -> None: ...
+
+    def kill(self, role: str) -> None: ...
 
     def stop(self, deadline_seconds: float) -> None: ...
 
@@ -67,38 +71,50 @@ class StopSignal:
 
 
 class Supervisor:
-    """Runs the parts with these roles; `done_role` is the one whose end ends the run, `on_started` is called once the
-    runtime is up.
+    """Runs the parts; the end of `trainer` ends the run, `on_started` is called once the runtime is up.
+
+    A replica whose process died, or that the rollouter lost because it does not answer, is ended and started again up
+    to `max_restarts` times; then it is taken out. Any other part's death ends the run.
     """
 
     def __init__(
         self,
         *,
         runtime: PartsRuntime,
-        roles: list[str],
-        done_role: str,
+        replica_roles: Sequence[str],
+        other_roles: Sequence[str],
+        max_restarts: int,
         waits: Waits,
         on_started: Callable[[], None],
     ) -> None:
         self._runtime = runtime
-        self._roles = roles
-        self._done_role = done_role
+        self._replica_roles = list(replica_roles)
+        self._roles = [TRAINER, *replica_roles, *(role for role in other_roles if role != TRAINER)]
+        self._restarts_left = dict.fromkeys(replica_roles, max_restarts)
         self._waits = waits
         self._on_started = on_started
         self._parts: dict[str, Any] = {}
+        self._running: dict[asyncio.Task[None], str] = {}
 
     async def run(self) -> None:
         """Start, connect, run to the end.
 
         Raises:
-            PacelineError: the first error of any part.
+            PacelineError: the first error of any part that is no loss of a replica.
         """
         await self._runtime.start()
         self._on_started()
         self._parts = {role: self._runtime.launch(role) for role in self._roles}
         await self._start_all()
         await self._runtime.connect()
-        await self._until_done({role: asyncio.ensure_future(part.run()) for role, part in self._parts.items()})
+        for role in self._roles:
+            self._watch(role)
+        losses = asyncio.ensure_future(self._end_lost_replicas())
+        try:
+            await self._until_done(losses)
+        finally:
+            for task in [*self._running, losses]:
+                task.cancel()
 
     async def stop(self) -> None:
         """Ask every part to stop; those that do not answer in time are left to the process guard."""
@@ -118,25 +134,61 @@ class Supervisor:
             late = ", ".join(role for role, task in starting.items() if task.cancelled() or not task.done())
             raise DeadlineExceeded(f"not started within {START_SECONDS:g} s: {late}", late, START_SECONDS) from error
 
-    async def _until_done(self, running: Mapping[str, asyncio.Task[None]]) -> None:
-        roles = {task: role for role, task in running.items()}
-        pending = set(running.values())
-        try:
-            while not running[self._done_role].done():
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                self._raise_first({roles[task]: task for task in done})
-        finally:
-            for task in running.values():
-                task.cancel()
+    def _watch(self, role: str) -> None:
+        self._running[asyncio.ensure_future(self._parts[role].run())] = role
 
-    def _raise_first(self, done: Mapping[str, asyncio.Task[None]]) -> None:
-        failed = {role: error for role, task in done.items() if (error := task.exception()) is not None}
-        deaths = [error for error in failed.values() if isinstance(error, WorkerDied)]
-        for error in [*deaths, *failed.values()]:  # a death is the cause of the others' errors
-            raise error
-        ended = [role for role in done if role != self._done_role]
-        if ended and self._done_role not in done:
-            raise WorkerDied(f"{ended[0]} ended before the run was done", ended[0])
+    async def _until_done(self, losses: asyncio.Task[None]) -> None:
+        while True:
+            watched: set[asyncio.Task[None]] = {*self._running, losses}
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if losses in done:
+                losses.result()
+            ended = {self._running.pop(task): task.exception() for task in done if task is not losses}
+            deaths = {role: error for role, error in ended.items() if isinstance(error, WorkerDied)}
+            for role, error in [*deaths.items(), *ended.items()]:  # a death is the cause of the others' errors
+                if role in self._restarts_left and isinstance(error, WorkerDied):
+                    continue
+                if error is not None:
+                    raise error
+                if role != TRAINER and TRAINER not in ended:
+                    raise WorkerDied(f"{role} ended before the run was done", role)
+            if TRAINER in ended:
+                return
+            for role, error in deaths.items():
+                await self._replace(role, error)
+
+    async def _replace(self, role: str, error: WorkerDied) -> None:
+        """Start a dead replica again beside the others, or take it out."""
+        await self._parts["rollouter"].lose_replica(role, error.message)
+        if self._restarts_left[role] == 0:
+            del self._restarts_left[role]
+            await self._parts["synchronizer"].remove_replicas([role])
+            if not self._restarts_left:
+                raise WorkerDied(f"no replica is left and none may be started again: {error.message}", role)
+            return
+        self._restarts_left[role] -= 1
+        self._parts[role] = self._runtime.launch(role)
+        self._running[asyncio.ensure_future(self._rejoin(role))] = role
+
+    async def _rejoin(self, role: str) -> None:
+        part = self._parts[role]
+        try:
+            await self._waits.bounded(part.start(), seconds=START_SECONDS, what=f"the return of {role}", culprit=role)
+        except DeadlineExceeded as error:
+            raise WorkerDied(error.message, role) from error
+        running = asyncio.ensure_future(part.run())
+        try:
+            await self._parts["synchronizer"].add_replicas([part])
+            await running
+        finally:
+            running.cancel()
+
+    async def _end_lost_replicas(self) -> None:
+        """A replica that does not answer is ended, so that its memory is free and it can be started again."""
+        while True:
+            loss = await self._parts["rollouter"].next_loss(POLL_SECONDS)
+            if loss is not None:
+                self._runtime.kill(loss[0])
 
     async def _quietly(self, call: Awaitable[Any]) -> None:
         try:

@@ -31,6 +31,7 @@ from paceline.runtime.spec import RunSpec
 from paceline.runtime.supervision import PartsRuntime, StopSignal, Supervisor
 from paceline.runtime.system import SystemClock
 
+OTHER_ROLES = ("trainer", "rollouter", "message_queue", "synchronizer")
 FOLLOW_SECONDS = 0.25
 STOP_SECONDS = 3.0
 CLEAN_UP_SECONDS = 3.0
@@ -65,8 +66,9 @@ class FullyAsyncTaskRunner:
         following = asyncio.ensure_future(self._follow())
         supervisor = Supervisor(
             runtime=self._runtime,
-            roles=["trainer", *self._spec.replica_ids, "rollouter", "message_queue", "synchronizer"],
-            done_role="trainer",
+            replica_roles=self._spec.replica_ids,
+            other_roles=OTHER_ROLES,
+            max_restarts=self._spec.config.rollout.max_replica_restarts,
             waits=Waits(who="driver", clock=self._clock, events=self._events),
             on_started=stop.install,
         )

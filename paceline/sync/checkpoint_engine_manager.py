@@ -4,22 +4,24 @@
     STAGED     every replica holds it, verified, beside what it serves; generation went on
     CONFIRMED  every replica has swapped between two decode steps and proved what it serves
 
-Each step has a deadline and the receiver refuses what comes later. A replica that fails is named; it keeps serving
-the old version, whole, or is fenced by itself. No collective: replicas stage and swap independently.
+Each step has a deadline and the receiver refuses what comes later. No collective: replicas stage and swap
+independently. One that fails is FENCED with its error while the others go on; it keeps serving what it served, whole,
+but counts for nothing until it has confirmed a full snapshot again (`catch_up`, beside everything else).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from paceline.core.commands import CaptureCommand, CaptureReport, StageCommand, StageReport, SwapCommand, SwapReport
 from paceline.core.config import Config
-from paceline.core.errors import PacelineError, SyncError
+from paceline.core.errors import PacelineError, SyncError, VersionError
 from paceline.core.events import EventSink, SyncCaptured, SyncConfirmed, SyncStaged
+from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock, ReplicaControl, TrainerControl
 from paceline.core.version import Version
 from paceline.core.waits import Waits
@@ -28,12 +30,12 @@ R = TypeVar("R")
 
 
 class WeightUpdate(msgspec.Struct, frozen=True):
-    """What `update_weights` did; seconds per phase, and per replica its proof."""
+    """What `update_weights` did; seconds per phase, and per replica its proof or why it is fenced."""
 
     version: int
     capture: CaptureReport
-    staged: dict[str, StageReport]
     swapped: dict[str, SwapReport]
+    fenced: dict[str, str]
     phases: dict[str, float]
     verified: bool
 
@@ -52,45 +54,97 @@ class CheckpointEngineManager:
     ) -> None:
         self._trainer = trainer
         self._replicas = {replica.replica_id: replica for replica in replicas}
+        self._fenced: dict[str, str] = {}
+        self._newest: WeightManifest | None = None
         self._timeout_seconds = config.checkpoint_engine.sync_timeout_seconds
         self._verify = config.checkpoint_engine.verify
+        self._at_once = asyncio.Semaphore(config.checkpoint_engine.swaps_at_once or 1_000_000)
         self._clock = clock
         self._events = events
         self._waits = Waits(who="parameter synchronizer", clock=clock, events=events)
         self._next_sync_id = 0
 
+    # -- membership ----------------------------------------------------------------------------------------------------
+
+    def add_replicas(self, replicas: Iterable[ReplicaControl]) -> None:
+        """Replicas join, or return under their old name; each counts once it has caught up (`catch_up`)."""
+        for replica in replicas:
+            self._replicas[replica.replica_id] = replica
+            self._fenced[replica.replica_id] = "has not confirmed a version yet"
+
+    def remove_replicas(self, replica_ids: Iterable[str]) -> None:
+        """Replicas leave; unknown names are ignored."""
+        for replica_id in replica_ids:
+            self._replicas.pop(replica_id, None)
+            self._fenced.pop(replica_id, None)
+
+    @property
+    def fenced(self) -> dict[str, str]:
+        """Replicas that have to catch up, with the reason."""
+        return dict(self._fenced)
+
+    async def catch_up(self, replica_id: str) -> int:
+        """Bring one fenced replica to the newest version by a full snapshot; returns the version it confirmed.
+
+        Raises:
+            PacelineError: it stays fenced.
+        """
+        while True:
+            manifest, replica = self._newest, self._replicas.get(replica_id)
+            if manifest is None or replica is None:
+                raise SyncError(f"{replica_id} cannot catch up: there is no version yet, or it has left")
+            try:
+                await self._stage(replica_id, replica, manifest)
+                await self._swap(replica_id, replica, manifest)
+            except (VersionError, SyncError):
+                if self._newest is manifest:
+                    raise
+                continue  # a newer version took this one's place meanwhile
+            if self._newest is manifest:
+                self._fenced.pop(replica_id, None)
+                return manifest.version
+
+    # -- one version ---------------------------------------------------------------------------------------------------
+
     async def update_weights(self, global_steps: int, *, version: int | None = None) -> WeightUpdate:
         """Capture, stage, swap, confirm. Without `version` the global step is the version, as in the reference.
 
         Raises:
-            SyncError: naming every replica that failed, with its error. DeadlineExceeded: naming who did not answer.
+            SyncError: no replica confirmed; every one is named with its error. DeadlineExceeded, WorkerDied and
+            others: the
+                trainer gave no snapshot.
         """
         version = global_steps if version is None else version
-        self._next_sync_id += 1
-        sync_id = self._next_sync_id
         began = self._clock.now()
-        capture = await self._capture(version, sync_id)
+        capture = await self._capture(version)
         captured = self._clock.now()
-        try:
-            staged = await self._stage_all(capture, sync_id)
-            staged_at = self._clock.now()
-            swapped = await self._swap_all(capture, sync_id)
-        except PacelineError:
-            await self._discard_all(version)
-            raise
-        phases = {
-            "capture": captured - began,
-            "stage": staged_at - captured,
-            "swap": self._clock.now() - staged_at,
-        }
+        failed: dict[str, str] = {}
+        staged = await self._on_each(
+            [name for name in self._replicas if name not in self._fenced] or list(self._replicas),
+            lambda name: self._stage(name, self._replicas[name], capture.manifest),
+            failed,
+        )
+        staged_at = self._clock.now()
+        swapped = await self._on_each(
+            list(staged), lambda name: self._swap(name, self._replicas[name], capture.manifest), failed
+        )
+        for name in swapped:
+            self._fenced.pop(name, None)
+        self._fenced.update(failed)
+        await self._discard(failed, version)
+        if not swapped:
+            causes = "; ".join(self._fenced.values()) or "there is none"
+            raise SyncError(f"version {Version.unpack(version)} reached no replica: {causes}")
+        self._newest = capture.manifest
+        phases = {"capture": captured - began, "stage": staged_at - captured, "swap": self._clock.now() - staged_at}
         digest = capture.manifest.digest
-        verified = all(staged[name].digest == digest == swapped[name].digest for name in self._replicas)
+        verified = all(staged[name].digest == digest == report.digest for name, report in swapped.items())
         return WeightUpdate(
-            version=version, capture=capture, staged=staged, swapped=swapped, phases=phases, verified=verified
+            version=version, capture=capture, swapped=swapped, fenced=failed, phases=phases, verified=verified
         )
 
-    async def _capture(self, version: int, sync_id: int) -> CaptureReport:
-        command = CaptureCommand(version=version, sync_id=sync_id, deadline_wall=self._deadline())
+    async def _capture(self, version: int) -> CaptureReport:
+        command = CaptureCommand(version=version, sync_id=self._sync_id(), deadline_wall=self._deadline())
         report = await self._bounded(self._trainer.capture_weights(command), "the snapshot", "trainer")
         manifest = report.manifest
         self._events.emit(
@@ -104,59 +158,48 @@ class CheckpointEngineManager:
         )
         return report
 
-    async def _stage_all(self, capture: CaptureReport, sync_id: int) -> dict[str, StageReport]:
-        command = StageCommand(manifest=capture.manifest, sync_id=sync_id, deadline_wall=self._deadline())
+    async def _stage(self, name: str, replica: ReplicaControl, manifest: WeightManifest) -> StageReport:
+        command = StageCommand(manifest=manifest, sync_id=self._sync_id(), deadline_wall=self._deadline())
+        report = await self._bounded(replica.stage(command), "staged weights", name)
+        verified = report.digest == manifest.digest
+        if self._verify == "full" and not verified:
+            raise SyncError(f"{name} staged {report.digest or 'unverified bytes'}, not {manifest.digest}")
+        self._events.emit(SyncStaged(replica=name, version=report.version, seconds=report.seconds, verified=verified))
+        return report
 
-        async def stage(name: str, replica: ReplicaControl) -> StageReport:
-            report = await self._bounded(replica.stage(command), "staged weights", name)
-            if self._verify == "full" and report.digest != capture.manifest.digest:
-                raise SyncError(f"{name} staged {report.digest or 'unverified bytes'}, not {capture.manifest.digest}")
-            self._events.emit(
-                SyncStaged(
-                    replica=name,
-                    version=report.version,
-                    seconds=report.seconds,
-                    verified=report.digest == capture.manifest.digest,
-                )
-            )
-            return report
-
-        return await self._on_every_replica("stage", {n: stage(n, r) for n, r in self._replicas.items()}, capture)
-
-    async def _swap_all(self, capture: CaptureReport, sync_id: int) -> dict[str, SwapReport]:
-        command = SwapCommand(version=capture.manifest.version, sync_id=sync_id, deadline_wall=self._deadline())
-
-        async def swap(name: str, replica: ReplicaControl) -> SwapReport:
+    async def _swap(self, name: str, replica: ReplicaControl, manifest: WeightManifest) -> SwapReport:
+        async with self._at_once:
+            command = SwapCommand(version=manifest.version, sync_id=self._sync_id(), deadline_wall=self._deadline())
             report = await self._bounded(replica.swap(command), "the swap", name)
-            if report.digest != capture.manifest.digest:
-                raise SyncError(f"{name} serves {report.digest}, not {capture.manifest.digest}")
-            self._events.emit(
-                SyncConfirmed(
-                    replica=name, version=report.version, pause_seconds=report.pause_seconds, digest=report.digest
-                )
+        if report.digest != manifest.digest:
+            raise SyncError(f"{name} serves {report.digest}, not {manifest.digest}")
+        self._events.emit(
+            SyncConfirmed(
+                replica=name, version=report.version, pause_seconds=report.pause_seconds, digest=report.digest
             )
-            return report
+        )
+        return report
 
-        return await self._on_every_replica("swap", {n: swap(n, r) for n, r in self._replicas.items()}, capture)
-
-    async def _on_every_replica(
-        self, phase: str, calls: Mapping[str, Awaitable[R]], capture: CaptureReport
+    async def _on_each(
+        self, names: Sequence[str], call: Callable[[str], Awaitable[R]], failed: dict[str, str]
     ) -> dict[str, R]:
-        results = await asyncio.gather(*calls.values(), return_exceptions=True)
-        failed = {n: r for n, r in zip(calls, results, strict=True) if isinstance(r, BaseException)}
-        for error in failed.values():
-            if not isinstance(error, PacelineError):
-                raise error
-        if failed:
-            version = Version.unpack(capture.manifest.version)
-            causes = "; ".join(f"{name}: {error}" for name, error in failed.items())
-            raise SyncError(f"{phase} of version {version} failed on {len(failed)} of {len(calls)} replicas: {causes}")
-        return {n: r for n, r in zip(calls, results, strict=True) if not isinstance(r, BaseException)}
+        """Results by name; a replica's own error goes into `failed`, anything else is raised."""
+        results = await asyncio.gather(*(call(name) for name in names), return_exceptions=True)
+        done: dict[str, R] = {}
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, PacelineError):
+                failed[name] = result.message
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                done[name] = result
+        return done
 
-    async def _discard_all(self, version: int) -> None:
+    async def _discard(self, names: Iterable[str], version: int) -> None:
         calls = [
-            self._bounded(replica.discard_staged(version), "a discard", name)
-            for name, replica in self._replicas.items()
+            self._bounded(self._replicas[name].discard_staged(version), "a discard", name)
+            for name in names
+            if name in self._replicas
         ]
         await asyncio.gather(*calls, return_exceptions=True)  # a replica that is gone holds nothing
 
@@ -165,3 +208,7 @@ class CheckpointEngineManager:
 
     def _deadline(self) -> float:
         return self._clock.wall() + self._timeout_seconds
+
+    def _sync_id(self) -> int:
+        self._next_sync_id += 1
+        return self._next_sync_id

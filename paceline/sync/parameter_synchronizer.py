@@ -2,21 +2,22 @@
 
     IDLE -> CAPTURED -> STAGED -> CONFIRMED -> PUBLISHED -> IDLE, or ABORTED from any of them (nothing is published).
 
-Order of a sync: the manager publishes, stages and swaps while replicas generate; then the queue learns the version,
-then the rollouter (which may start a validation that pins it; nobody waits for that). Versions rise strictly;
-concurrent calls are serialised, and one whose version is no longer newer gets `Superseded`. An engine that cannot
-stage would need the reference order (pause, transfer, resume); `rollouter.pause/resume` serve it and users, the
-embedded engine pauses inside its swap.
+Order of a sync: the manager captures, stages and swaps while replicas generate; the rollouter learns who serves the
+version and who is fenced; the queue learns the version; the rollouter opens its window (and may start a validation
+that pins the version; nobody waits for that). Versions rise strictly; concurrent calls are serialised, and one whose
+version is no longer newer gets `Superseded`. A sync that has begun goes on when its caller is cancelled: half a
+version is never left behind. Fenced and new replicas catch up beside all this, and delay nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Sequence
 
 from paceline.core.commands import SyncReport
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, Superseded
-from paceline.core.events import EventSink, SyncAborted, SyncCompleted
+from paceline.core.events import CatchUpFailed, EventSink, SyncAborted, SyncCompleted
 from paceline.core.ports import Clock, QueueControl, ReplicaControl, RolloutControl, TrainerControl
 from paceline.core.version import Version
 from paceline.core.waits import Waits
@@ -39,7 +40,7 @@ class ParameterSynchronizer:
         *,
         clock: Clock,
         events: EventSink,
-        replicas: list[ReplicaControl] | None = None,
+        replicas: Sequence[ReplicaControl] | None = None,
     ) -> None:
         self._rollouter = rollouter
         self._mq = mq
@@ -55,9 +56,9 @@ class ParameterSynchronizer:
         self._timeout_seconds = config.checkpoint_engine.sync_timeout_seconds
         self._stall_seconds = config.trainer.stall_timeout_seconds
         self._waits = Waits(who="parameter synchronizer", clock=clock, events=events)
-        self._one_at_a_time = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._published = -1
-        self._phase = "idle"
+        self._catching_up: dict[str, asyncio.Task[None]] = {}
 
     def get_current_param_version(self) -> int:
         """The published version (packed), -1 before the first."""
@@ -66,29 +67,16 @@ class ParameterSynchronizer:
     async def sync_weights(
         self, version: int, validate: bool = False, global_steps: int = 0, use_trainer_do_validate: bool = False
     ) -> SyncReport:
-        """Bring `version` (packed) to every replica and publish it; returns once all have confirmed.
+        """Bring `version` (packed) to every replica and publish it; returns once all have confirmed or are fenced.
 
         Raises:
-            Superseded: a version at least as new is already published. SyncError, DeadlineExceeded, WorkerDied:
-            nothing was
-                published; the message names who failed in which phase.
+            Superseded: a version at least as new is already published. SyncError, DeadlineExceeded, WorkerDied: nothing
+                was published; the message names who failed in which phase.
         """
-        async with self._one_at_a_time:
-            if version <= self._published:
-                raise Superseded(
-                    f"version {Version.unpack(version)} is not newer than the published {self._published_name()}"
-                )
-            began = self._clock.now()
-            try:
-                self._phase = "update_weights"
-                update = await self._manager.update_weights(global_steps, version=version)
-                await self._publish(version, validate, global_steps, use_trainer_do_validate)
-            except PacelineError as error:
-                self._events.emit(SyncAborted(version=version, phase=self._phase, error=error.message))
-                raise
-            finally:
-                self._phase = "idle"
-            return self._completed(update, self._clock.now() - began)
+        await self._turn.acquire()
+        working = asyncio.ensure_future(self._sync(version, validate, global_steps, use_trainer_do_validate))
+        working.add_done_callback(self._end_turn)
+        return await asyncio.shield(working)
 
     async def wait_last_valid(self) -> None:
         """Wait for the last sync and its validation.
@@ -96,7 +84,7 @@ class ParameterSynchronizer:
         Raises:
             DeadlineExceeded: naming the part that did not end.
         """
-        async with self._one_at_a_time:
+        async with self._turn:
             await self._waits.bounded(
                 self._rollouter.wait_validations(),
                 seconds=self._stall_seconds,
@@ -106,29 +94,82 @@ class ParameterSynchronizer:
 
     async def rollouter_save_checkpoint(self, local_global_step_folder: str) -> None:
         """Have the rollouter save its part of a checkpoint; waits for a sync in progress."""
-        async with self._one_at_a_time:
-            await self._waits.bounded(
-                self._rollouter.save_checkpoint(local_global_step_folder),
-                seconds=self._timeout_seconds,
-                what="the rollouter's part of a checkpoint",
-                culprit="rollouter",
+        async with self._turn:
+            await self._bounded(
+                self._rollouter.save_checkpoint(local_global_step_folder), "the rollouter's checkpoint", "rollouter"
             )
 
-    async def _publish(self, version: int, validate: bool, global_steps: int, use_trainer_do_validate: bool) -> None:
-        self._phase = "publish"
-        await self._waits.bounded(
-            self._mq.update_param_version(version),
-            seconds=self._timeout_seconds,
-            what="the version in the message queue",
-            culprit="message queue",
+    async def add_replicas(self, replicas: Sequence[ReplicaControl]) -> None:
+        """Replicas join a running fleet, or return under their old name; traffic comes after their first version."""
+        for replica in replicas:
+            await self._bounded(self._rollouter.add_replica(replica), "a new replica in the rollouter", "rollouter")
+        self._manager.add_replicas(replicas)
+        self._catch_up_in_background()
+
+    async def remove_replicas(self, replica_ids: Sequence[str]) -> None:
+        """Replicas leave; what they owed is done by the others."""
+        self._manager.remove_replicas(replica_ids)
+        for replica_id in replica_ids:
+            catching_up = self._catching_up.pop(replica_id, None)
+            if catching_up is not None:
+                catching_up.cancel()
+            await self._bounded(self._rollouter.remove_replica(replica_id), "a removal in the rollouter", "rollouter")
+
+    # -- one sync ------------------------------------------------------------------------------------------------------
+
+    async def _sync(self, version: int, validate: bool, global_steps: int, use_trainer: bool) -> SyncReport:
+        if version <= self._published:
+            raise Superseded(
+                f"version {Version.unpack(version)} is not newer than the published {self._published_name()}"
+            )
+        began = self._clock.now()
+        phase = "update_weights"
+        try:
+            update = await self._manager.update_weights(global_steps, version=version)
+            phase = "publish"
+            await self._publish(update, validate, global_steps, use_trainer)
+        except PacelineError as error:
+            self._events.emit(SyncAborted(version=version, phase=phase, error=error.message))
+            raise
+        self._catch_up_in_background()
+        return self._completed(update, self._clock.now() - began)
+
+    def _end_turn(self, working: asyncio.Future[SyncReport]) -> None:
+        self._turn.release()
+        if not working.cancelled():
+            working.exception()  # the caller may be gone; whoever is there has it from the shield
+
+    async def _publish(self, update: WeightUpdate, validate: bool, global_steps: int, use_trainer: bool) -> None:
+        confirmed = {name: report.version for name, report in update.swapped.items()}
+        await self._bounded(
+            self._rollouter.confirm_replicas(confirmed, update.fenced), "the confirmed replicas", "rollouter"
         )
-        await self._waits.bounded(
-            self._rollouter.update_param_version(version, validate, global_steps, use_trainer_do_validate),
-            seconds=self._timeout_seconds,
-            what="the version in the rollouter",
-            culprit="rollouter",
+        await self._bounded(self._mq.update_param_version(update.version), "the version in the queue", "message queue")
+        self._published = update.version
+        await self._bounded(
+            self._rollouter.update_param_version(update.version, validate, global_steps, use_trainer),
+            "the version in the rollouter",
+            "rollouter",
         )
-        self._published = version
+
+    def _catch_up_in_background(self) -> None:
+        for replica_id in self._manager.fenced:
+            if replica_id not in self._catching_up and self._published >= 0:
+                self._catching_up[replica_id] = asyncio.ensure_future(self._catch_up(replica_id))
+
+    async def _catch_up(self, replica_id: str) -> None:
+        try:
+            version = await self._manager.catch_up(replica_id)
+            await self._bounded(
+                self._rollouter.confirm_replicas({replica_id: version}, {}), "a replica that caught up", "rollouter"
+            )
+        except PacelineError as error:
+            self._events.emit(CatchUpFailed(replica=replica_id, error=error.message))
+        finally:
+            self._catching_up.pop(replica_id, None)
+
+    async def _bounded(self, awaitable: Awaitable[None], what: str, culprit: str) -> None:
+        await self._waits.bounded(awaitable, seconds=self._timeout_seconds, what=what, culprit=culprit)
 
     def _completed(self, update: WeightUpdate, seconds: float) -> SyncReport:
         pauses = {name: report.pause_seconds for name, report in update.swapped.items()}
@@ -141,7 +182,7 @@ class ParameterSynchronizer:
                 seconds=seconds,
                 phases=update.phases,
                 pauses=pauses,
-                fenced=[],
+                fenced=sorted(update.fenced),
                 verified=update.verified,
             )
         )
@@ -155,7 +196,7 @@ class ParameterSynchronizer:
             phases=update.phases,
             confirmed={name: report.version for name, report in update.swapped.items()},
             pauses=pauses,
-            fenced={},
+            fenced=update.fenced,
             verified=update.verified,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ from paceline.core.commands import (
 )
 from paceline.core.events import Event
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import InferenceEngine
+from paceline.core.ports import InferenceEngine, ReplicaControl
 from paceline.core.sample import Sample
 
 E = TypeVar("E", bound=Event)
@@ -108,7 +108,7 @@ class RecordingReplica:
     """A replica as the manager sees it; its swap records the barrier it stands for."""
 
     def __init__(self, log: CallLog, replica_id: str) -> None:
-        self._log = log
+        self.log = log
         self._replica_id = replica_id
         self._digest = ""
 
@@ -123,36 +123,36 @@ class RecordingReplica:
 
     async def stage(self, command: StageCommand) -> StageReport:
         """Record it; report the published digest as if it had been computed."""
-        self._log.add(self._replica_id, "stage", version=command.manifest.version)
+        self.log.add(self._replica_id, "stage", version=command.manifest.version)
         self._digest = command.manifest.digest
         return StageReport(replica=self._replica_id, version=command.manifest.version, digest=self._digest, seconds=0.0)
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Record pause, swap and resume, which a replica does as one step."""
         for method in ("pause", "swap", "resume"):
-            self._log.add(self._replica_id, method, version=command.version)
+            self.log.add(self._replica_id, method, version=command.version)
         return SwapReport(replica=self._replica_id, version=command.version, digest=self._digest, pause_seconds=0.0)
 
     async def discard_staged(self, version: int) -> None:
         """Record it."""
-        self._log.add(self._replica_id, "discard_staged", version=version)
+        self.log.add(self._replica_id, "discard_staged", version=version)
 
     async def pin(self, version: int) -> bool:
         """Record it."""
-        self._log.add(self._replica_id, "pin", version=version)
+        self.log.add(self._replica_id, "pin", version=version)
         return True
 
     async def unpin(self, version: int) -> None:
         """Record it."""
-        self._log.add(self._replica_id, "unpin", version=version)
+        self.log.add(self._replica_id, "unpin", version=version)
 
     async def pause(self) -> None:
         """Record it."""
-        self._log.add(self._replica_id, "pause")
+        self.log.add(self._replica_id, "pause")
 
     async def resume(self) -> None:
         """Record it."""
-        self._log.add(self._replica_id, "resume")
+        self.log.add(self._replica_id, "resume")
 
     async def report(self) -> ReplicaReport:
         """A READY replica."""
@@ -190,6 +190,18 @@ class RecordingRollouter:
             global_steps=global_steps,
             use_trainer_do_validate=use_trainer_do_validate,
         )
+
+    async def confirm_replicas(self, confirmed: Mapping[str, int], fenced: Mapping[str, str]) -> None:
+        """Record it."""
+        self._log.add("rollouter", "confirm_replicas", confirmed=dict(confirmed), fenced=dict(fenced))
+
+    async def add_replica(self, replica: ReplicaControl) -> None:
+        """Record it."""
+        self._log.add("rollouter", "add_replica", replica=replica.replica_id)
+
+    async def remove_replica(self, replica_id: str) -> None:
+        """Record it."""
+        self._log.add("rollouter", "remove_replica", replica=replica_id)
 
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
         """Record it."""

@@ -59,7 +59,12 @@ def test_a_sync_calls_the_parts_in_this_order() -> None:
         mine = [name for name in names if name.startswith(replica)]
         assert mine == [f"{replica}.{step}" for step in ("stage", "pause", "swap", "resume")]
     assert names.index("replica-0.swap") > names.index("replica-1.stage")
-    assert names[-2:] == ["queue.update_param_version", "rollouter.update_param_version"]
+    assert names[-3:] == [
+        "rollouter.confirm_replicas",
+        "queue.update_param_version",
+        "rollouter.update_param_version",
+    ]
+    assert log.calls[-3][2] == {"confirmed": {"replica-0": 3, "replica-1": 3}, "fenced": {}}
     assert log.calls[-1][2] == {
         "version": 3,
         "validate": True,
@@ -109,15 +114,28 @@ class LyingReplica(RecordingReplica):
         return type(report)(replica=report.replica, version=report.version, digest="other", seconds=0.0)
 
 
-def test_a_failed_replica_is_named_and_nothing_is_published() -> None:
+def test_a_failed_replica_is_fenced_by_name_and_the_others_go_on() -> None:
     log, events = CallLog(), RecordingEvents()
     fleet = [RecordingReplica(log, "replica-0"), LyingReplica(log, "replica-1")]
+    report = sync(build(log, events, fleet), 1)
+    assert report.confirmed == {"replica-0": 1}
+    assert list(report.fenced) == ["replica-1"]
+    assert "staged other" in report.fenced["replica-1"]
+    assert "replica-1.swap" not in log.names()
+    assert "replica-1.discard_staged" in log.names()
+    (told,) = [call[2] for call in log.calls if call[1] == "confirm_replicas"]
+    assert told["confirmed"] == {"replica-0": 1}
+    assert list(told["fenced"]) == ["replica-1"]
+
+
+def test_when_no_replica_confirms_nothing_is_published_and_all_are_named() -> None:
+    log, events = CallLog(), RecordingEvents()
+    fleet = [LyingReplica(log, "replica-0"), LyingReplica(log, "replica-1")]
     synchronizer = build(log, events, fleet)
-    with pytest.raises(SyncError, match="replica-1 staged other"):
+    with pytest.raises(SyncError, match=r"reached no replica: replica-. staged other"):
         sync(synchronizer, 1)
     assert "queue.update_param_version" not in log.names()
-    assert not any(name.endswith(".swap") for name in log.names())
-    assert log.names().count("replica-0.discard_staged") == 1
+    assert "rollouter.confirm_replicas" not in log.names()
     assert [event.phase for event in events.of(SyncAborted)] == ["update_weights"]
     assert synchronizer.get_current_param_version() == -1
 

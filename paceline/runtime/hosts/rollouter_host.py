@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import QueueClosed, SyncError
+from paceline.core.ports import ReplicaControl
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.runtime import registry
 from paceline.runtime.hosts.host import HostProcess
@@ -72,6 +73,26 @@ class RollouterHost:
     ) -> None:
         """See `FullyAsyncRollouter`."""
         await self._connected().update_param_version(version, validate, global_steps, use_trainer_do_validate)
+
+    async def confirm_replicas(self, confirmed: Mapping[str, int], fenced: Mapping[str, str]) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().confirm_replicas(confirmed, fenced)
+
+    async def add_replica(self, replica: ReplicaControl) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().add_replica(replica)
+
+    async def remove_replica(self, replica_id: str) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().remove_replica(replica_id)
+
+    async def next_loss(self, wait_seconds: float) -> tuple[str, str] | None:
+        """See `FullyAsyncRollouter`."""
+        return await self._connected().next_loss(wait_seconds)
+
+    async def lose_replica(self, replica_id: str, reason: str) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().lose_replica(replica_id, reason)
 
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
         """See `FullyAsyncRollouter`."""

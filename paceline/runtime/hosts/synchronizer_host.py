@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.core.commands import SyncReport
 from paceline.core.errors import SyncError
+from paceline.core.ports import ReplicaControl
 from paceline.runtime.hosts.host import HostProcess
 from paceline.runtime.spec import RunSpec
 from paceline.sync.parameter_synchronizer import ParameterSynchronizer
@@ -60,6 +61,14 @@ class SynchronizerHost:
     async def rollouter_save_checkpoint(self, local_global_step_folder: str) -> None:
         """See `ParameterSynchronizer`."""
         await self._connected().rollouter_save_checkpoint(local_global_step_folder)
+
+    async def add_replicas(self, replicas: Sequence[ReplicaControl]) -> None:
+        """See `ParameterSynchronizer`."""
+        await self._connected().add_replicas(replicas)
+
+    async def remove_replicas(self, replica_ids: Sequence[str]) -> None:
+        """See `ParameterSynchronizer`."""
+        await self._connected().remove_replicas(replica_ids)
 
     def _connected(self) -> ParameterSynchronizer:
         if self._synchronizer is None:

@@ -13,13 +13,14 @@ from paceline.core.commands import ExchangeReply, ExchangeRequest
 from paceline.core.config import Config, build_config
 from paceline.core.errors import ProducerFailed, QueueClosed, RewardError, WorkerDied
 from paceline.core.events import (
+    ReplicaChanged,
     SampleAdmitted,
     SampleFailed,
     ValidationFinished,
     ValidationSkipped,
     ValidationStarted,
 )
-from paceline.core.sample import Completion, Prompt, decode_sample
+from paceline.core.sample import Completion, Prompt, Sample, decode_sample
 from paceline.message_queue import MessageQueue
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.testing.recording import CallLog, RecordingEvents, RecordingReplica
@@ -104,6 +105,7 @@ class Rig:
         )
 
     async def publish(self, version: int, validate: bool = False) -> None:
+        await self.rollouter.confirm_replicas({replica.replica_id: version for replica in self.replicas}, {})
         await self.rollouter.update_param_version(version, validate, 0, False)
 
     def admitted(self) -> int:
@@ -178,14 +180,7 @@ def test_few_places_bound_what_is_in_flight() -> None:
 def test_a_failed_reward_fails_its_sample_alone_and_the_total_is_reached() -> None:
     async def scenario(rig: Rig) -> None:
         await rig.publish(0)
-        taken = []
-        for version in range(1, 100):
-            try:
-                items, _ = await rig.queue.get_samples(8, 1.0)
-            except QueueClosed:
-                break
-            taken += [decode_sample(item) for item in items]
-            await rig.publish(version)
+        taken = await train_to_the_end(rig)
         assert len(taken) == 40
         assert "3" not in {sample.prompt.prompt_id for sample in taken}
         assert len({sample.sample_id for sample in taken}) == 40
@@ -195,13 +190,98 @@ def test_a_failed_reward_fails_its_sample_alone_and_the_total_is_reached() -> No
     with_rig(scenario)
 
 
-def test_a_dead_replica_fails_the_run_by_name() -> None:
+async def train_to_the_end(rig: Rig) -> list[Sample]:
+    """Take batches of 8 and publish after each, until the queue ends."""
+    taken: list[Sample] = []
+    for version in range(1, 100):
+        try:
+            items, _ = await rig.queue.get_samples(8, 30.0)
+        except QueueClosed:
+            return taken
+        taken += [decode_sample(item) for item in items]
+        await rig.publish(version)
+    raise AssertionError("the queue did not end")
+
+
+def test_samples_of_a_dead_replica_are_done_by_the_others_once() -> None:
     async def scenario(rig: Rig) -> None:
         rig.replicas[1].dead = True
         await rig.publish(0)
-        with pytest.raises(ProducerFailed, match="replica-1 died"):
-            for _ in range(100):
-                await rig.queue.get_samples(8, 1.0)
+        taken = await train_to_the_end(rig)
+        assert len({sample.sample_id for sample in taken}) == len(taken) == 40
+        assert [e.replica for e in rig.events.of(ReplicaChanged) if e.state == "lost"] == ["replica-1"]
+
+    with_rig(scenario)
+
+
+def test_with_no_replica_left_the_run_fails_and_names_them_all() -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.dead = True
+        await rig.publish(0)
+        with pytest.raises(ProducerFailed, match=r"no replica is left \(replica-0: replica-0 died; replica-1: rep"):
+            await rig.queue.get_samples(8, 100.0)
+
+    with_rig(scenario)
+
+
+def test_a_replica_that_returns_in_time_saves_the_run() -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.dead = True
+        await rig.publish(0)
+        await rig.clock.sleep(20)
+        fresh = EchoReplica(rig.clock, "replica-0")
+        await rig.rollouter.add_replica(fresh)
+        await rig.clock.sleep(5)
+        assert fresh.taken == 0  # no traffic before its first confirmed version
+        rig.replicas[:] = [fresh]
+        await rig.publish(1)
+        taken = await train_to_the_end(rig)
+        assert len({sample.sample_id for sample in taken}) == len(taken) == 40
+
+    with_rig(scenario)
+
+
+def test_a_sample_that_loses_replica_after_replica_is_set_aside() -> None:
+    async def scenario(rig: Rig) -> None:
+        for replica in rig.replicas:
+            replica.dead = True
+        for round_number in range(3):
+            await rig.publish(round_number)
+            await rig.clock.sleep(5)
+            for replica in rig.replicas:
+                await rig.rollouter.add_replica(replica)
+        failed = {i: event.error for event in rig.events.of(SampleFailed) for i in event.ids}
+        assert failed["1-1"] == "its replica was lost 3 times"
+
+    with_rig(scenario)
+
+
+def test_a_fenced_replica_gets_nothing_until_it_confirms_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.rollouter.confirm_replicas({"replica-0": 0}, {"replica-1": "digest differs"})
+        await rig.rollouter.update_param_version(0, False, 0, False)
+        await rig.clock.sleep(1)
+        assert rig.replicas[1].taken == 0
+        assert rig.replicas[0].taken > 0
+        await rig.publish(1)
+        await rig.queue.get_samples(8, 1.0)
+        await rig.publish(2)
+        await rig.clock.sleep(1)
+        assert rig.replicas[1].taken > 0
+
+    with_rig(scenario)
+
+
+def test_a_validation_survives_the_loss_of_one_replica() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        await rig.clock.sleep(1)
+        rig.replicas[1].dead = True
+        await rig.publish(1, validate=True)
+        await rig.rollouter.wait_validations()
+        assert [(e.version, e.problems) for e in rig.events.of(ValidationFinished)] == [(1, 5)]
 
     with_rig(scenario)
 
@@ -210,7 +290,7 @@ def test_pause_and_resume_reach_every_replica() -> None:
     async def scenario(rig: Rig) -> None:
         logs = [CallLog(), CallLog()]
         for replica, log in zip(rig.replicas, logs, strict=True):
-            replica._log = log
+            replica.log = log
         await rig.rollouter.pause()
         await rig.rollouter.resume()
         assert [log.names() for log in logs] == [[f"replica-{i}.pause", f"replica-{i}.resume"] for i in range(2)]

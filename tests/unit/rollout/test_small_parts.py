@@ -50,7 +50,7 @@ def test_more_outstanding_than_allowed_admits_nothing() -> None:
 
 
 def test_the_least_loaded_routable_replica_is_chosen() -> None:
-    balancer = LoadBalancer(["a", "b"])
+    balancer = LoadBalancer()
     assert balancer.choose(4) is None
     balancer.open("a")
     assert [balancer.choose(4), balancer.choose(4)] == ["a", "a"]
@@ -59,19 +59,38 @@ def test_the_least_loaded_routable_replica_is_chosen() -> None:
     balancer.done("a", 8)
     assert balancer.choose(4) == "a"
     assert balancer.outstanding("a") == 4
+    balancer.close("a")
+    balancer.done("a", 4)
+    assert balancer.choose(1) == "b"
+    assert balancer.outstanding("a") == 0
 
 
 def test_groups_become_whole_once_in_any_order() -> None:
     groups = Groups(responses=2, params=PARAMS)
     prompt = Prompt("p", "?", (1, 2), "", "t")
-    assert [request.request_id for request in groups.open("1-1", prompt)] == ["1-1/0", "1-1/1"]
+    assert [request.request_id for request in groups.open("1-1", prompt)] == ["1-1/0~0", "1-1/1~0"]
     groups.open("1-2", prompt)
-    assert groups.take([completion("1-1/1"), completion("1-1/1"), completion("9-9/0")]) == []
-    (whole,) = groups.take([completion("1-1/0"), completion("1-2/0")])
+    assert groups.take([completion("1-1/1~0"), completion("1-1/1~0"), completion("9-9/0~0")]) == []
+    (whole,) = groups.take([completion("1-1/0~0"), completion("1-2/0~0")])
     assert whole.sample_id == "1-1"
-    assert [c.request_id for c in whole.completions if c] == ["1-1/0", "1-1/1"]
-    assert groups.take([completion("1-1/0")]) == []
+    assert [c.request_id for c in whole.completions if c] == ["1-1/0~0", "1-1/1~0"]
+    assert groups.take([completion("1-1/0~0")]) == []
     assert len(groups) == 1
+    assert groups.zombies == 3
+
+
+def test_what_a_lost_replica_delivers_late_is_refused() -> None:
+    groups = Groups(responses=2, params=PARAMS)
+    requests = groups.open("1-1", Prompt("p", "?", (1, 2), "", "t"))
+    groups.take([completion("1-1/0~0")])
+    again = groups.reissue(requests)
+    assert [r.request_id for r in again["1-1"]] == ["1-1/1~1"]
+    assert groups.losses("1-1") == 1
+    assert groups.reissue(requests) == {}  # the loss was counted already
+    assert groups.take([completion("1-1/1~0")]) == []
+    assert groups.zombies == 1
+    (whole,) = groups.take([completion("1-1/1~1")])
+    assert whole.missing == 0
 
 
 def test_the_outbox_keeps_what_is_not_acknowledged() -> None:

@@ -35,10 +35,12 @@ def failing(error: BaseException, after: float = 0.0) -> Callable[[], Coroutine[
 
 
 class FakePart:
-    def __init__(self, start: Callable[[], Any], run: Callable[[], Any]) -> None:
-        self._start = start
+    def __init__(self, run: Callable[[], Any] = for_ever, start: Callable[[], Any] = at_once) -> None:
         self._run = run
+        self._start = start
         self.stopped = False
+        self.calls: list[tuple[str, Any]] = []
+        self.losses: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     async def start(self) -> None:
         await self._start()
@@ -49,77 +51,143 @@ class FakePart:
     async def stop(self) -> None:
         self.stopped = True
 
+    async def lose_replica(self, role: str, reason: str) -> None:
+        self.calls.append(("lose_replica", role))
+
+    async def next_loss(self, wait_seconds: float) -> tuple[str, str] | None:
+        return await self.losses.get()
+
+    async def add_replicas(self, parts: list[FakePart]) -> None:
+        self.calls.append(("add_replicas", parts))
+
+    async def remove_replicas(self, roles: list[str]) -> None:
+        self.calls.append(("remove_replicas", roles))
+
 
 class FakeRuntime:
-    def __init__(self, parts: dict[str, FakePart]) -> None:
+    """Launches the parts that are listed for a role, one after another."""
+
+    def __init__(self, parts: dict[str, list[FakePart]]) -> None:
         self.parts = parts
-        self.connected = False
+        self.killed: list[str] = []
 
     async def start(self) -> None:
         return
 
     def launch(self, role: str) -> FakePart:
-        return self.parts[role]
+        return self.parts[role].pop(0)
 
     async def connect(self) -> None:
-        self.connected = True
+        return
+
+    def kill(self, role: str) -> None:
+        self.killed.append(role)
 
     def stop(self, deadline_seconds: float) -> None:
         return
 
 
-def supervise(parts: dict[str, FakePart]) -> None:
-    async def main() -> None:
-        waits = Waits(who="driver", clock=SystemClock(), events=RecordingEvents())
-        supervisor = Supervisor(
-            runtime=FakeRuntime(parts),
-            roles=list(parts),
-            done_role="trainer",
-            waits=waits,
-            on_started=lambda: None,
-        )
-        try:
-            async with asyncio.timeout(10):
-                await supervisor.run()
-        finally:
-            await supervisor.stop()
+class Run:
+    """A supervised run over fake parts."""
 
-    asyncio.run(main())
-    assert all(part.stopped for part in parts.values())
+    def __init__(
+        self, *replicas: FakePart, trainer: FakePart, rollouter: FakePart | None = None, max_restarts: int = 0
+    ) -> None:
+        self.trainer = trainer
+        self.rollouter = rollouter or FakePart()
+        self.synchronizer = FakePart()
+        first, *later = replicas or (FakePart(),)
+        self.all = [trainer, self.rollouter, self.synchronizer, first]
+        self.runtime = FakeRuntime(
+            {
+                "trainer": [trainer],
+                "rollouter": [self.rollouter],
+                "synchronizer": [self.synchronizer],
+                "replica-0": [first, *later],
+            }
+        )
+        self._max_restarts = max_restarts
+
+    def supervise(self) -> None:
+        async def main() -> None:
+            supervisor = Supervisor(
+                runtime=self.runtime,
+                replica_roles=["replica-0"],
+                other_roles=["trainer", "rollouter", "synchronizer"],
+                max_restarts=self._max_restarts,
+                waits=Waits(who="driver", clock=SystemClock(), events=RecordingEvents()),
+                on_started=lambda: None,
+            )
+            try:
+                async with asyncio.timeout(10):
+                    await supervisor.run()
+            finally:
+                await supervisor.stop()
+
+        asyncio.run(main())
+
+
+def dying(role: str, after: float = 0.0) -> FakePart:
+    return FakePart(failing(WorkerDied(f"{role} died", role), after))
+
+
+async def a_moment() -> None:
+    await asyncio.sleep(0.2)
 
 
 def test_the_end_of_the_trainer_is_the_end_of_the_run() -> None:
-    supervise({"trainer": FakePart(at_once, at_once), "replica-0": FakePart(at_once, for_ever)})
+    run = Run(trainer=FakePart(at_once))
+    run.supervise()
+    assert all(part.stopped for part in run.all)
 
 
-@pytest.mark.parametrize("error", [SyncError("boom"), WorkerDied("replica-0 died", "replica-0")])
+@pytest.mark.parametrize("error", [SyncError("boom"), WorkerDied("the queue died", "message_queue")])
 def test_the_first_error_of_any_part_is_raised_as_itself(error: PacelineError) -> None:
-    parts = {"trainer": FakePart(at_once, for_ever), "replica-0": FakePart(at_once, failing(error))}
     with pytest.raises(type(error), match=error.message):
-        supervise(parts)
+        Run(trainer=FakePart(), rollouter=FakePart(failing(error))).supervise()
 
 
 def test_a_death_is_named_before_the_errors_that_follow_from_it() -> None:
-    parts = {
-        "trainer": FakePart(at_once, failing(SyncError("a sync failed"))),
-        "replica-0": FakePart(at_once, failing(WorkerDied("replica-0 died", "replica-0"))),
-    }
-    with pytest.raises(WorkerDied, match="replica-0 died"):
-        supervise(parts)
+    run = Run(trainer=FakePart(failing(SyncError("a sync failed"))), rollouter=dying("rollouter"))
+    with pytest.raises(WorkerDied, match="rollouter died"):
+        run.supervise()
 
 
 def test_a_part_that_ends_too_early_is_named() -> None:
-    parts = {"trainer": FakePart(at_once, for_ever), "rollouter": FakePart(at_once, at_once)}
     with pytest.raises(WorkerDied, match="rollouter ended before the run was done"):
-        supervise(parts)
+        Run(trainer=FakePart(), rollouter=FakePart(at_once)).supervise()
 
 
 def test_a_part_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "START_SECONDS", 0.05)
-    parts = {"trainer": FakePart(at_once, at_once), "replica-1": FakePart(for_ever, for_ever)}
     with pytest.raises(DeadlineExceeded) as caught:
-        supervise(parts)
-    assert caught.value.culprit == "replica-1"
+        Run(FakePart(start=for_ever), trainer=FakePart()).supervise()
+    assert caught.value.culprit == "replica-0"
+
+
+def test_a_dead_replica_is_started_again_and_joins() -> None:
+    second = FakePart()
+    run = Run(dying("replica-0"), second, trainer=FakePart(a_moment), max_restarts=1)
+    run.supervise()
+    assert run.rollouter.calls == [("lose_replica", "replica-0")]
+    assert run.synchronizer.calls == [("add_replicas", [second])]
+    assert second.stopped
+
+
+def test_a_replica_that_dies_too_often_ends_the_run_when_it_was_the_last() -> None:
+    run = Run(dying("replica-0"), dying("replica-0"), trainer=FakePart(), max_restarts=1)
+    with pytest.raises(WorkerDied, match="no replica is left and none may be started again: replica-0 died"):
+        run.supervise()
+    assert run.synchronizer.calls[-1] == ("remove_replicas", ["replica-0"])
+
+
+def test_a_replica_that_does_not_answer_is_ended() -> None:
+    rollouter = FakePart()
+    run = Run(trainer=FakePart(a_moment), rollouter=rollouter)
+    rollouter.losses = asyncio.Queue()
+    rollouter.losses.put_nowait(("replica-0", "no answer"))
+    run.supervise()
+    assert run.runtime.killed == ["replica-0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
