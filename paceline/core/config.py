@@ -68,12 +68,31 @@ class ActorConfig(_Section):
     optim: OptimConfig = Field(default_factory=OptimConfig)
 
 
+class FilterGroupsConfig(_Section):
+    """`algorithm.filter_groups.*`: DAPO's dynamic sampling."""
+
+    enable: bool = Field(
+        False, description="Drop samples whose responses all have the same reward, and generate others in their place."
+    )
+
+
 class AlgorithmConfig(_Section):
     """`algorithm.*`"""
+
+    filter_groups: FilterGroupsConfig = Field(default_factory=FilterGroupsConfig)
 
     adv_estimator: Literal["grpo", "dr_grpo", "rloo"] = Field(
         "grpo", description="How rewards of a group become advantages."
     )
+
+
+class RewardConfig(_Section):
+    """`reward.*`"""
+
+    timeout_seconds: float = Field(
+        30.0, gt=0, description="Longest time for one reward; a slower one fails its own sample."
+    )
+    num_workers: int = Field(64, ge=1, description="Samples that are scored at the same time.")
 
 
 class RolloutConfig(_Section):
@@ -116,26 +135,112 @@ class AsyncTrainingConfig(_Section):
     require_batches: int = Field(
         1, ge=1, description="Mini-batches that the trainer collects before it starts an update."
     )
+    max_version_lag: int | None = Field(
+        None, ge=0, description="Largest version lag of a trained token; none: no bound but the staleness budget."
+    )
+    max_version_lag_policy: Literal["wait", "mask", "drop"] = Field(
+        "wait", description="What happens to tokens beyond max_version_lag."
+    )
     partial_rollout: bool = Field(
         True,
         description="Sequences in flight go on under new weights; false: each ends under the version it began with.",
+    )
+
+    @property
+    def lag_policy(self) -> Literal["wait", "mask", "drop"] | None:
+        """The policy in force, None without a bound."""
+        return None if self.max_version_lag is None else self.max_version_lag_policy
+
+
+class FilesystemKwargs(_Section):
+    """`checkpoint_engine.engine_kwargs.filesystem.*`"""
+
+    url: str | None = Field(
+        None,
+        description="Root of the versions: an absolute path or a URL that fsspec knows; empty or of an earlier run.",
+    )
+    keep: int = Field(4, ge=2, description="Versions that stay readable, the newest included.")
+    keep_seconds: float = Field(30.0, ge=0, description="A version stays at least this long after it was published.")
+    shard_megabytes: int = Field(1024, ge=1, description="Most MiB of data per file; a larger tensor has its own file.")
+
+    @model_validator(mode="after")
+    def _absolute(self) -> FilesystemKwargs:
+        # Every process of a run opens it, each with a working directory of its own.
+        if self.url is not None and not (self.url.startswith("/") or "://" in self.url):
+            raise ValueError(f"url={self.url} has to be an absolute path or a URL")
+        return self
+
+
+class SharedMemoryKwargs(_Section):
+    """`checkpoint_engine.engine_kwargs.shared_memory.*`"""
+
+    arena: Literal["memfd", "file"] = Field(
+        "memfd",
+        description="What versions lie in: sealed memory, or files without a name in the run's private directory.",
+    )
+
+
+class EngineKwargs(_Section):
+    """`checkpoint_engine.engine_kwargs.*`: options of one backend each."""
+
+    shared_memory: SharedMemoryKwargs = Field(
+        default_factory=SharedMemoryKwargs, description="Options of checkpoint_engine.backend=shared_memory."
+    )
+    filesystem: FilesystemKwargs = Field(
+        default_factory=FilesystemKwargs, description="Options of checkpoint_engine.backend=filesystem."
     )
 
 
 class CheckpointEngineConfig(_Section):
     """`checkpoint_engine.*`"""
 
-    backend: Literal["shared_memory"] = Field("shared_memory", description="How published weights reach a replica.")
-    verify: Literal["full", "off"] = Field(
-        "full", description="Whether each replica recomputes the digest of what it staged."
+    backend: Literal["shared_memory", "filesystem"] = Field(
+        "shared_memory", description="How published weights reach a replica."
     )
-    nonfinite: Literal["error", "off"] = Field("error", description="What a NaN or infinity in captured weights does.")
+    engine_kwargs: EngineKwargs = Field(default_factory=EngineKwargs, description="Options of the backends.")
+    verify: Literal["full", "changed", "off"] = Field(
+        "full",
+        description="What is hashed of a staged version before it is served: all, or (after a replica's first version, "
+        "shared_memory only) the tensors whose digest has changed, or nothing.",
+    )
+    nonfinite: Literal["error", "skip", "off"] = Field(
+        "error",
+        description="What a NaN or infinity in captured weights does: end the run, skip this sync (the version is not "
+        "raised), or nothing.",
+    )
+    name_rules: tuple[tuple[str, str], ...] = Field(
+        (),
+        description="Rewrites from the trainer's names to the engine's, in order: a prefix ('module.', '') or a component "
+        "('.base_layer', '').",
+    )
+    trainer_only: tuple[str, ...] = Field(
+        (), description="Tensors (names or patterns) that the engine has no use for, for example 'value_head.*'."
+    )
+    engine_static: tuple[str, ...] = Field(
+        (), description="Tensors (names or patterns) of the engine that the trainer never sends."
+    )
+    keep: tuple[str, ...] = Field(
+        (), description="Tensors (names or patterns) that are sent in their own type whatever rollout.dtype is."
+    )
     update_order: Literal["all", "rolling"] = Field(
         "all", description="Whether replicas swap all at once, or `rolling_size` at a time while the others generate."
     )
     rolling_size: int = Field(1, ge=1, description="Replicas that swap at the same time under update_order=rolling.")
     sync_timeout_seconds: float = Field(60.0, gt=0, description="Deadline of each phase of a sync.")
 
+    @property
+    def guard(self) -> Literal["error", "off"]:
+        """What the sender does about non-finite values; `skip` is the synchronizer's way to take its error."""
+        return "off" if self.nonfinite == "off" else "error"
+
+    @model_validator(mode="after")
+    def _names(self) -> CheckpointEngineConfig:
+        for old, _ in self.name_rules:
+            if len(old) < 2 or old.startswith(".") == old.endswith("."):
+                raise ValueError(f"name_rules: {old!r} is neither a prefix ('module.') nor a component ('.base_layer')")
+        if self.verify == "changed" and self.backend != "shared_memory":
+            raise ValueError(f"verify=changed is not possible with backend={self.backend}, which reads every byte anew")
+        return self
 
     @property
     def swaps_at_once(self) -> int | None:
@@ -169,6 +274,7 @@ class Config(_Section):
     data: DataConfig = Field(default_factory=DataConfig)
     actor: ActorConfig = Field(default_factory=ActorConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     async_training: AsyncTrainingConfig = Field(default_factory=AsyncTrainingConfig)
     checkpoint_engine: CheckpointEngineConfig = Field(default_factory=CheckpointEngineConfig)
@@ -209,6 +315,11 @@ class Config(_Section):
             raise ValueError(
                 f"algorithm.adv_estimator={self.algorithm.adv_estimator} compares the responses of a prompt: "
                 "rollout.n must be at least 2"
+            )
+        engine = self.checkpoint_engine
+        if engine.backend == "filesystem" and engine.engine_kwargs.filesystem.url is None:
+            raise ValueError(
+                "checkpoint_engine.backend=filesystem needs a place: set checkpoint_engine.engine_kwargs.filesystem.url"
             )
         return self
 

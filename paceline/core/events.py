@@ -63,10 +63,11 @@ class SampleTrained(Event, frozen=True, tag="sample.trained"):
 
 
 class SampleDropped(Event, frozen=True, tag="sample.dropped"):
-    """These samples ended without being trained, for a named reason."""
+    """These samples ended without being trained, for a named reason. `lengths` maps a response length to a count."""
 
     ids: list[str]
     reason: str
+    lengths: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class SampleFailed(Event, frozen=True, tag="sample.failed"):
@@ -144,6 +145,15 @@ class SyncCompleted(Event, frozen=True, tag="sync.completed"):
     pauses: dict[str, float]
     fenced: list[str]
     verified: bool
+
+
+class SyncSkipped(Event, frozen=True, tag="sync.skipped"):
+    """The trainer's weights were not finite and `checkpoint_engine.nonfinite` is `skip`: nothing was published, and the
+    next sync takes this version's number.
+    """
+
+    version: int
+    error: str
 
 
 class SyncAborted(Event, frozen=True, tag="sync.aborted"):
@@ -254,6 +264,7 @@ AnyEvent = (
     | SyncConfirmed
     | SyncCompleted
     | SyncAborted
+    | SyncSkipped
     | CatchUpFailed
     | ReplicaChanged
     | GenerationWindow

@@ -16,6 +16,8 @@ MAX_DIMENSIONS = 32
 class TensorMeta(msgspec.Struct, frozen=True):
     """One stored tensor: dense, row-major, little-endian bytes at `offset` of the arena.
 
+    `digest` is the hex digest of the tensor's bytes (`weights.tree_digest.tensor_digest`), "" where it is not known.
+
     Example: `TensorMeta("embed.weight", "bfloat16", (98, 128), 0, 25088)`.
     """
 
@@ -24,6 +26,7 @@ class TensorMeta(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    digest: str = ""
 
 
 class WeightManifest(msgspec.Struct, frozen=True):

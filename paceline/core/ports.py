@@ -123,14 +123,25 @@ class WeightReceiver(Protocol):
 class InferenceEngine(Protocol):
     """One inference library with one set of weights. Not thread-safe: steps and swaps never overlap."""
 
+    @property
+    def apply(self) -> Literal["mapped", "copied"]:
+        """What `bind` does: point at the tensors, or copy them into memory of the engine's own. Never changes."""
+        ...
+
     def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Name -> (dtype, shape) of every tensor the engine serves from, aliases included."""
+        """Name -> (dtype, shape) of every tensor the engine serves from, aliases included. Never changes."""
+        ...
+
+    def expected_ties(self) -> Sequence[tuple[str, str]]:
+        """Pairs of names that are one tensor in the engine. Never changes."""
         ...
 
     def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Serve from these tensors from the next step on; in-flight sequences follow the engine's KV policy.
 
-        Raises CoverageError and changes nothing when names, dtypes, shapes or layouts differ.
+        Raises CoverageError and changes nothing when names, dtypes, shapes or layouts differ. A mapped engine that
+        fails has changed nothing; a copied one may hold parts of both versions, and is right again once the old one
+        is bound.
         """
         ...
 
@@ -183,7 +194,7 @@ class WeightTransactionPort(Protocol):
 
     def report(self) -> ReplicaReport: ...
 
-    def stage(self, command: StageCommand) -> StageReport: ...
+    def stage(self, command: StageCommand, engine: InferenceEngine) -> StageReport: ...
 
     def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None: ...
 
@@ -197,7 +208,9 @@ class WeightTransactionPort(Protocol):
 class ServingBoard(Protocol):
     """Tells processes outside what a replica serves, so that they can check it for themselves."""
 
-    def publish(self, version: int, digest: str, manifest: WeightManifest, engine: InferenceEngine) -> None: ...
+    def publish(self, version: int, digest: str, manifest: WeightManifest, served: Mapping[str, torch.Tensor]) -> None:
+        """`served` has the tensors that the engine reads, under the names of the manifest."""
+        ...
 
 
 # ---- rollout side ---------------------------------------------------------------------------------------------------
@@ -301,6 +314,20 @@ class RolloutControl(Protocol):
 
     def get_rollout_wg(self) -> Sequence[ReplicaControl]:
         """The replicas."""
+        ...
+
+
+class SampleSource(Protocol):
+    """`FullyAsyncRollouter` as the trainer sees it."""
+
+    async def outstanding_before(self, version: int, consumed: Sequence[str]) -> list[str]:
+        """Ids of samples that are still on their way and may hold tokens older than `version` (packed). `consumed`
+        are the samples that the trainer has taken since it last asked.
+        """
+        ...
+
+    async def samples_dropped(self, count: int) -> None:
+        """The trainer dropped so many samples; others are to be made in their place."""
         ...
 
 

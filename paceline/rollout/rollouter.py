@@ -15,16 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.config import Config
-from paceline.core.errors import PacelineError, RewardError
-from paceline.core.events import AdmissionLevel, EventSink, SampleAdmitted, SampleFailed, SampleShown
+from paceline.core.errors import PacelineError
+from paceline.core.events import AdmissionLevel, EventSink, SampleAdmitted, SampleDropped, SampleFailed, SampleShown
 from paceline.core.ports import Clock, PromptSource, QueueControl, ReplicaControl, RewardFn, TextDecoder
-from paceline.core.sample import Completion, GenerationRequest, Response, Sample, SamplingParams, encode_sample
+from paceline.core.sample import Completion, GenerationRequest, Sample, SamplingParams, encode_sample
 from paceline.core.tasks import run_together
 from paceline.core.waits import Waits
 from paceline.rollout.admission import AdmissionBudget
 from paceline.rollout.fleet import Fleet
-from paceline.rollout.groups import Group, Groups
+from paceline.rollout.groups import Groups
 from paceline.rollout.rollouter_state import RollouterState, save_state
+from paceline.rollout.scorer import Scorer
 from paceline.rollout.validation import PREFIX, Validator
 
 SHOW_EVERY_SECONDS = 1.0
@@ -51,8 +52,6 @@ class FullyAsyncRollouter:
         self._life = life
         self._prompts = prompts
         self._queue = queue
-        self._reward = reward
-        self._decoder = decoder
         self._clock = clock
         self._events = events
         self._stall_seconds = config.trainer.stall_timeout_seconds
@@ -84,10 +83,26 @@ class FullyAsyncRollouter:
             clock=clock,
             events=events,
         )
-        self._whole: asyncio.Queue[Group] = asyncio.Queue()
+        self._scorer = Scorer(
+            life=life,
+            reward=reward,
+            decoder=decoder,
+            timeout_seconds=config.reward.timeout_seconds,
+            at_once=config.reward.num_workers,
+            clock=clock,
+            on_sample=self._on_sample,
+            on_failure=self._set_aside,
+        )
+        self._filters = config.algorithm.filter_groups.enable
+        self._scored: asyncio.Queue[Sample] = asyncio.Queue()
         self._orphans: deque[list[GenerationRequest]] = deque()
         self._may_admit = asyncio.Event()
         self._admitted = 0
+        self._dropped = 0
+        self._published = -1
+        self._tracks_age = config.async_training.lag_policy == "wait"
+        self._may_end = config.async_training.lag_policy != "drop"  # a dropped sample is made again, however late
+        self._admitted_under: dict[str, int] = {}
         self._failed = 0
         self._shown_at = float("-inf")
         self._level_at = float("-inf")
@@ -95,7 +110,7 @@ class FullyAsyncRollouter:
     async def fit(self) -> None:
         """Run until cancelled. The message queue learns when the last sample is in it, or why none will come."""
         try:
-            await run_together(self._feed(), self._score_and_put(), self._fleet.run())
+            await run_together(self._feed(), self._scorer.run(), self._put(), self._fleet.run())
         except PacelineError as error:
             await self._queue.fail("rollouter", error.message)
             raise
@@ -142,9 +157,23 @@ class FullyAsyncRollouter:
         """A version is published: open its admission window, and pin it for a validation if one is asked for."""
         if validate:
             await self._validator.start(version, global_steps)
+        self._published = version
         statistics = await self._queue.get_statistics()
         self._budget.open_window(self._admitted - self._failed - statistics.taken)
         self._show_admission()
+        self._may_admit.set()
+
+    async def outstanding_before(self, version: int, consumed: Sequence[str]) -> list[str]:
+        """Samples on their way to the trainer that were admitted before this version (packed) was published."""
+        for sample_id in consumed:
+            self._admitted_under.pop(sample_id, None)
+        return [sample_id for sample_id, under in self._admitted_under.items() if under < version]
+
+    async def samples_dropped(self, count: int) -> None:
+        """The trainer dropped so many samples; others are admitted in their place."""
+        self._dropped += count
+        for _ in range(count):
+            self._budget.give_back()
         self._may_admit.set()
 
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
@@ -167,7 +196,7 @@ class FullyAsyncRollouter:
                 self._events.emit(SampleAdmitted(ids=admitted))
                 self._show_admission()
             self._may_admit.clear()
-            if self._admitted - self._failed >= self._total:
+            if self._wanted <= 0:
                 await self._may_admit.wait()  # nothing left to admit, unless a sample fails
                 continue
             await self._waits.bounded(
@@ -182,7 +211,7 @@ class FullyAsyncRollouter:
         admitted: list[str] = []
         in_flight_limit = self._in_flight_limit()
         while (
-            self._admitted - self._failed < self._total
+            self._wanted > 0
             and len(self._groups) < in_flight_limit
             and self._budget.free > 0
             and (prompt := self._prompts.next_prompt()) is not None
@@ -190,9 +219,16 @@ class FullyAsyncRollouter:
             self._budget.admit()
             self._admitted += 1
             sample_id = f"{self._life}-{self._admitted}"
+            if self._tracks_age:
+                self._admitted_under[sample_id] = self._published
             self._fleet.send(self._groups.open(sample_id, prompt))
             admitted.append(sample_id)
         return admitted
+
+    @property
+    def _wanted(self) -> int:
+        """Samples that are still to be admitted for the run's total."""
+        return self._total - (self._admitted - self._failed - self._dropped)
 
     def _in_flight_limit(self) -> int:
         ready = len(self._fleet.feeds())
@@ -215,9 +251,14 @@ class FullyAsyncRollouter:
 
     def _set_aside(self, sample_id: str, error: str) -> None:
         self._failed += 1
+        self._release(sample_id)
+        self._events.emit(SampleFailed(ids=[sample_id], error=error))
+
+    def _release(self, sample_id: str) -> None:
+        """This sample will not reach the trainer: its place is free, and another is made for it."""
+        self._admitted_under.pop(sample_id, None)
         self._budget.give_back()
         self._may_admit.set()
-        self._events.emit(SampleFailed(ids=[sample_id], error=error))
 
     def _admission_wait(self) -> str:
         if not self._fleet.feeds():
@@ -234,45 +275,29 @@ class FullyAsyncRollouter:
             else:
                 training.append(completion)
         for group in self._groups.take(training):
-            self._whole.put_nowait(group)
+            self._scorer.submit(group)
             self._may_admit.set()
 
-    async def _score_and_put(self) -> None:
+    def _on_sample(self, sample: Sample) -> None:
+        rewards = [response.reward for response in sample.responses]
+        if self._filters and len(rewards) > 1 and max(rewards) == min(rewards):
+            self._failed += 1
+            self._release(sample.sample_id)
+            self._events.emit(SampleDropped(ids=[sample.sample_id], reason="zero_variance"))
+        else:
+            self._scored.put_nowait(sample)
+
+    async def _put(self) -> None:
         delivered = 0
         while True:
-            batch = [await self._whole.get()]
-            while not self._whole.empty():
-                batch.append(self._whole.get_nowait())
-            samples = [sample for group in batch if (sample := await self._score(group)) is not None]
-            if samples:
-                await self._queue.put_samples([encode_sample(sample) for sample in samples])
-                delivered += len(samples)
-                self._show(samples[-1])
-            if delivered >= self._total:
+            samples = [await self._scored.get()]
+            while not self._scored.empty():
+                samples.append(self._scored.get_nowait())
+            await self._queue.put_samples([encode_sample(sample) for sample in samples])
+            delivered += len(samples)
+            self._show(samples[-1])
+            if delivered >= self._total and self._may_end:
                 await self._queue.finish("rollouter")
-
-    async def _score(self, group: Group) -> Sample | None:
-        responses: list[Response] = []
-        try:
-            for completion in group.completions:
-                if completion is None:  # a whole group has none missing
-                    raise RewardError(f"sample {group.sample_id} lacks a response")
-                text = self._decoder.decode(completion.token_ids)
-                reward = await self._reward.score(group.prompt, text)
-                responses.append(
-                    Response(
-                        token_ids=completion.token_ids,
-                        logprobs=completion.logprobs,
-                        versions=completion.versions,
-                        finish_reason=completion.finish_reason,
-                        text=text,
-                        reward=reward,
-                    )
-                )
-        except RewardError as error:
-            self._set_aside(group.sample_id, error.message)
-            return None
-        return Sample(sample_id=group.sample_id, life=self._life, prompt=group.prompt, responses=responses)
 
     # -- what people see -----------------------------------------------------------------------------------------------
 

@@ -87,6 +87,7 @@ class LocalRuntime:
             backend=ports.backend,
             sender=ports.sender,
             queue=self.queue,
+            source=self.rollouter,
             work=ports.work,
             rollout_log=ports.rollout_log,
             clock=clock,

@@ -1,17 +1,21 @@
 """Batcher: collects exactly `required_samples` from the message queue for one update.
 
-consumes: samples of the message queue; produces: whole batches; waits for: samples; unblocked by: the rollouter's
-puts, end of data. Rule for the end: an unfilled last batch is dropped and counted as `unfilled_last_batch`. Samples
-of another life are dropped as `lost_lineage`.
+consumes: samples of the message queue; produces: whole batches; waits for: samples; unblocked by: the rollouter's puts,
+end of data. Order is that of arrival, but for *urgent* samples: a batch takes these first and waits for those that
+have not arrived. Rule for the end: an unfilled last batch is dropped and counted as `unfilled_last_batch`. Samples of
+another life are dropped as `lost_lineage`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from paceline.core.errors import QueueClosed
 from paceline.core.events import EventSink, SampleDropped
 from paceline.core.ports import Clock, QueueControl
 from paceline.core.sample import Sample, decode_sample
 from paceline.core.waits import Waits
+from paceline.train.staleness import lengths
 
 POLL_SECONDS = 1.0
 
@@ -28,6 +32,7 @@ class Batcher:
         stall_seconds: float,
         clock: Clock,
         events: EventSink,
+        on_refused: Callable[[Sequence[Sample]], Awaitable[None]] | None = None,
     ) -> None:
         self._queue = queue
         self._life = life
@@ -35,32 +40,83 @@ class Batcher:
         self._stall_seconds = stall_seconds
         self._events = events
         self._waits = Waits(who="trainer", clock=clock, events=events)
-        self._collected: list[Sample] = []
+        self._on_refused = on_refused or _tell_nobody
+        self._held: list[Sample] = []
+        self._ended = False
 
-    async def next_batch(self) -> list[Sample] | None:
+    @property
+    def held(self) -> list[Sample]:
+        """Samples that were taken from the queue and are in no batch yet."""
+        return list(self._held)
+
+    def hold(self, samples: Collection[Sample]) -> None:
+        """Put samples in front, as after a resume."""
+        self._held = [*samples, *self._held]
+
+    async def next_batch(
+        self, urgent: Collection[str] = (), refuses: Callable[[Sample], bool] | None = None
+    ) -> list[Sample] | None:
         """The next whole batch, or None at the end of data.
+
+        `urgent` are sample ids that this batch takes first (as many as it holds) and waits for. Samples that `refuses`
+        holds to be beyond `max_version_lag` are dropped and told to `on_refused`.
 
         Raises:
             ProducerFailed: the rollouter failed. DeadlineExceeded: no batch within the deadline; names the rollouter.
         """
+        wanted = frozenset(urgent)
+        what = f"{self._required} samples" + (f", {len(wanted)} of them old" if wanted else "")
         return await self._waits.bounded(
-            self._collect(), seconds=self._stall_seconds, what=f"{self._required} samples", culprit="rollouter"
+            self._collect(wanted, refuses), seconds=self._stall_seconds, what=what, culprit="rollouter"
         )
 
-    async def _collect(self) -> list[Sample] | None:
-        while len(self._collected) < self._required:
-            try:
-                items, _ = await self._queue.get_samples(self._required - len(self._collected), POLL_SECONDS)
-            except QueueClosed:
-                self._drop(self._collected, "unfilled_last_batch")
-                self._collected = []
+    async def _collect(self, urgent: frozenset[str], refuses: Callable[[Sample], bool] | None) -> list[Sample] | None:
+        while True:
+            if refuses is not None:
+                await self._refuse(refuses)
+            batch = self._compose(urgent)
+            if batch is not None:
+                return batch
+            if self._ended:
+                self._drop(self._held, "unfilled_last_batch")
+                self._held = []
                 return None
-            samples = [decode_sample(item) for item in items]
-            self._drop([s for s in samples if s.life != self._life], "lost_lineage")
-            self._collected.extend(s for s in samples if s.life == self._life)
-        batch, self._collected = self._collected, []
+            await self._take()
+
+    def _compose(self, urgent: frozenset[str]) -> list[Sample] | None:
+        first = [sample for sample in self._held if sample.sample_id in urgent]
+        awaited = min(len(urgent), self._required)
+        if len(self._held) < self._required or (len(first) < awaited and not self._ended):
+            return None
+        others = [sample for sample in self._held if sample.sample_id not in urgent]
+        batch = [*first, *others][: self._required]
+        chosen = {sample.sample_id for sample in batch}
+        self._held = [sample for sample in self._held if sample.sample_id not in chosen]
         return batch
+
+    async def _take(self) -> None:
+        try:
+            items, _ = await self._queue.get_samples(max(1, self._required - len(self._held)), POLL_SECONDS)
+        except QueueClosed:
+            self._ended = True
+            return
+        samples = [decode_sample(item) for item in items]
+        self._drop([s for s in samples if s.life != self._life], "lost_lineage")
+        self._held.extend(s for s in samples if s.life == self._life)
+
+    async def _refuse(self, refuses: Callable[[Sample], bool]) -> None:
+        refused = [sample for sample in self._held if refuses(sample)]
+        if refused:
+            self._held = [sample for sample in self._held if not refuses(sample)]
+            self._drop(refused, "max_version_lag")
+            await self._on_refused(refused)
 
     def _drop(self, samples: list[Sample], reason: str) -> None:
         if samples:
-            self._events.emit(SampleDropped(ids=[s.sample_id for s in samples], reason=reason))
+            self._events.emit(
+                SampleDropped(ids=[s.sample_id for s in samples], reason=reason, lengths=lengths(samples))
+            )
+
+
+async def _tell_nobody(samples: Sequence[Sample]) -> None:
+    """For a batcher whose samples nobody makes again."""

@@ -10,28 +10,30 @@ sample is consumed: captured version minus the token's version (V7). Version 0 i
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.algo.advantage import group_advantages
 from paceline.core.commands import CaptureCommand, CaptureReport, SyncReport
 from paceline.core.config import Config
-from paceline.core.errors import DeadlineExceeded, LateCommand, VersionError
+from paceline.core.errors import DeadlineExceeded, LateCommand, NonFiniteWeights, VersionError
 from paceline.core.events import EventSink, SampleTrained, TrainStep
 from paceline.core.ports import (
     Clock,
     QueueControl,
     RolloutLog,
+    SampleSource,
     SynchronizerControl,
     TrainBackend,
     WeightSender,
     Work,
 )
 from paceline.core.sample import Sample, TrainBatch, TrainSequence
-from paceline.core.version import Version, version_lag
+from paceline.core.version import Version
 from paceline.core.waits import Waits
 from paceline.train.batcher import Batcher
+from paceline.train.lag_gate import LagGate
+from paceline.train.staleness import token_lags
 
 ARENA_POLL_SECONDS = 0.005
 
@@ -47,6 +49,7 @@ class FullyAsyncTrainer:
         backend: TrainBackend,
         sender: WeightSender,
         queue: QueueControl,
+        source: SampleSource,
         work: Work,
         rollout_log: RolloutLog,
         clock: Clock,
@@ -61,6 +64,7 @@ class FullyAsyncTrainer:
         self._clock = clock
         self._events = events
         self._waits = Waits(who="trainer", clock=clock, events=events)
+        self._gate = LagGate(config.async_training, source)
         self._batcher = Batcher(
             queue=queue,
             life=life,
@@ -68,6 +72,7 @@ class FullyAsyncTrainer:
             stall_seconds=config.trainer.stall_timeout_seconds,
             clock=clock,
             events=events,
+            on_refused=self._gate.refused,
         )
         self._step = 0
         self._last_update_ended = clock.now()
@@ -88,14 +93,19 @@ class FullyAsyncTrainer:
         await self._start_sync(synchronizer, self._config.trainer.val_before_train)
         trigger = self._config.async_training.trigger_parameter_sync_step
         total = self._config.total_steps
+        updates_since_sync = 0
         while self._step < total:
             waited_from = self._clock.now()
-            samples = await self._next_batch()
+            urgent = await self._urgent() if updates_since_sync + 1 >= trigger else []
+            samples = await self._next_batch(urgent)
             if samples is None:
                 break
             await self._update(samples, waited_from)
-            if self._step % trigger == 0 and self._step < total:
+            updates_since_sync += 1
+            left_urgent = len(urgent) > self._config.required_samples  # more than a batch holds: one more update first
+            if updates_since_sync >= trigger and self._step < total and not left_urgent:
                 await self._start_sync(synchronizer, self._validation_is_due())
+                updates_since_sync = 0
         await self._finish(synchronizer)
 
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
@@ -121,11 +131,18 @@ class FullyAsyncTrainer:
         """Write the model as a Hugging Face directory."""
         await self._work.run(lambda: self._backend.save_pretrained(directory))
 
-    async def _next_batch(self) -> list[Sample] | None:
-        """The next batch; a sync that fails meanwhile is raised here, not at the deadline of the samples it kept
+    async def _urgent(self) -> list[str]:
+        """Samples that the next capture would carry over `max_version_lag`."""
+        return await self._gate.urgent_before(self._current().next())
+
+    async def _next_batch(self, urgent: Sequence[str]) -> list[Sample] | None:
+        """The next batch; a sync that fails meanwhile is raised here, not at the deadline of the samples that it kept
         away.
         """
-        batch = asyncio.ensure_future(self._batcher.next_batch())
+        captured = self._current()
+        batch = asyncio.ensure_future(
+            self._batcher.next_batch(urgent, lambda sample: self._gate.refuses(sample, captured))
+        )
         try:
             while not batch.done():
                 watched: set[asyncio.Future[Any]] = {batch} if self._sync is None else {batch, self._sync}
@@ -135,6 +152,11 @@ class FullyAsyncTrainer:
             return batch.result()
         finally:
             batch.cancel()
+
+    def _current(self) -> Version:
+        if self._captured is None:
+            raise VersionError("the trainer has captured no version yet")
+        return self._captured
 
     async def _free_arena(self, deadline_wall: float) -> None:
         while holders := self._sender.blocking_holders():
@@ -147,7 +169,8 @@ class FullyAsyncTrainer:
         began = self._clock.now()
         blocked_seconds = waited_from - self._last_update_ended
         self._step += 1
-        lags = self._lags(samples)
+        lags = token_lags(samples, self._current())
+        self._gate.consumed(samples)
         batch = self._train_batch(samples)
         metrics = await self._work.run(lambda: self._backend.update(batch))
         self._last_update_ended = self._clock.now()
@@ -169,16 +192,8 @@ class FullyAsyncTrainer:
             )
         )
 
-    def _lags(self, samples: list[Sample]) -> dict[int, int]:
-        if self._captured is None:
-            raise VersionError("a sample came before the first version was captured")
-        versions = Counter(v for sample in samples for response in sample.responses for v in response.versions)
-        lags: Counter[int] = Counter()
-        for packed, count in versions.items():
-            lags[version_lag(self._captured, Version.unpack(packed))] += count
-        return dict(lags)
-
     def _train_batch(self, samples: list[Sample]) -> TrainBatch:
+        captured = self._current()
         sequences: list[TrainSequence] = []
         for sample in samples:
             rewards = [response.reward for response in sample.responses]
@@ -188,7 +203,7 @@ class FullyAsyncTrainer:
                     prompt_ids=sample.prompt.token_ids,
                     response_ids=response.token_ids,
                     rollout_logprobs=response.logprobs,
-                    loss_mask=[1] * len(response.token_ids),
+                    loss_mask=self._gate.loss_mask(response, captured),
                     advantage=advantage,
                 )
                 for response, advantage in zip(sample.responses, advantages, strict=True)
@@ -229,7 +244,16 @@ class FullyAsyncTrainer:
         finally:
             captured.cancel()
         if self._sync.done():
-            self._sync.result()
+            self._settle(self._sync)
+
+    def _settle(self, sync: asyncio.Task[SyncReport]) -> None:
+        """Raise the error of a sync that ended before its snapshot was taken, unless it was one to be skipped."""
+        self._sync = None
+        try:
+            sync.result()
+        except NonFiniteWeights:
+            if self._config.checkpoint_engine.nonfinite != "skip" or self._captured is None:
+                raise
 
     async def _end_of_sync(self) -> None:
         if self._sync is None:

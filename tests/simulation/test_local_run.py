@@ -11,6 +11,7 @@ from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessRe
 from paceline.core.config import build_config
 from paceline.core.events import (
     SampleAdmitted,
+    SampleDropped,
     SampleTrained,
     SyncCompleted,
     SyncConfirmed,
@@ -58,12 +59,16 @@ class CharDecoder:
 
 
 def run_local(
-    threshold: float, trigger: int, steps: int
+    threshold: float, trigger: int, steps: int, **async_training: object
 ) -> tuple[RecordingEvents, RecordingRolloutLog, MarkerBackend, RecordingBoard]:
     config = build_config(
         {
             "actor": {"ppo_mini_batch_size": 4},
-            "async_training": {"staleness_threshold": threshold, "trigger_parameter_sync_step": trigger},
+            "async_training": {
+                "staleness_threshold": threshold,
+                "trigger_parameter_sync_step": trigger,
+                **async_training,
+            },
             "rollout": {"n": 2, "total_rollout_steps": 4 * steps, "max_num_seqs": 4},
             "trainer": {"test_freq": 2},
             "data": {"max_response_length": 5},
@@ -127,3 +132,39 @@ def test_threshold_zero_is_strictly_on_policy() -> None:
     for sample, version, _ in log.records:
         for response in sample.responses:
             assert {marker_of(token) for token in response.token_ids} == {Version.unpack(version).n}
+
+
+def longest_lag(events: RecordingEvents) -> int:
+    return max(lag for event in events.of(SampleTrained) for lag in event.lags)
+
+
+def test_without_a_bound_the_lag_has_a_tail() -> None:
+    events, _, _, _ = run_local(threshold=3.0, trigger=1, steps=20)
+    assert longest_lag(events) > 1
+
+
+def test_wait_never_trains_a_token_over_the_bound_and_drops_nothing() -> None:
+    events, log, _, _ = run_local(threshold=3.0, trigger=1, steps=20, max_version_lag=1)
+    assert longest_lag(events) <= 1
+    assert events.of(SampleDropped) == []
+    assert len(log.records) == 80
+
+
+def test_mask_takes_exactly_the_old_tokens_out_of_the_loss() -> None:
+    _, log, backend, _ = run_local(threshold=3.0, trigger=1, steps=20, max_version_lag=1, max_version_lag_policy="mask")
+    responses = [(r, Version.unpack(captured).n) for sample, captured, _ in log.records for r in sample.responses]
+    sequences = [sequence for batch in backend.batches for sequence in batch.sequences]
+    assert len(sequences) == len(responses)
+    for sequence, (response, captured) in zip(sequences, responses, strict=True):
+        assert sequence.loss_mask == [int(captured - Version.unpack(v).n <= 1) for v in response.versions]
+    assert any(0 in sequence.loss_mask for sequence in sequences)
+
+
+def test_drop_counts_what_it_drops_by_length_and_makes_others() -> None:
+    events, log, _, _ = run_local(threshold=3.0, trigger=1, steps=20, max_version_lag=1, max_version_lag_policy="drop")
+    assert longest_lag(events) <= 1
+    assert len(events.of(TrainStep)) == 20
+    assert len(log.records) == 80
+    dropped = events.of(SampleDropped)
+    assert {event.reason for event in dropped} == {"max_version_lag"}
+    assert sum(event.lengths[5] for event in dropped) == 2 * sum(len(event.ids) for event in dropped) > 0

@@ -42,6 +42,7 @@ class ReplicaHost:
             receiver=registry.build_receiver(process.spec, process.role),
             board=registry.build_board(process.spec, process.role),
             clock=process.clock,
+            rules=registry.build_coverage_rules(process.spec.config),
         )
         self._replica = Replica(
             replica_id=process.role,

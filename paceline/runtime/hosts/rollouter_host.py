@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.core.errors import QueueClosed, SyncError
@@ -93,6 +93,14 @@ class RollouterHost:
     async def lose_replica(self, replica_id: str, reason: str) -> None:
         """See `FullyAsyncRollouter`."""
         await self._connected().lose_replica(replica_id, reason)
+
+    async def outstanding_before(self, version: int, consumed: Sequence[str]) -> list[str]:
+        """See `FullyAsyncRollouter`."""
+        return await self._connected().outstanding_before(version, consumed)
+
+    async def samples_dropped(self, count: int) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().samples_dropped(count)
 
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
         """See `FullyAsyncRollouter`."""

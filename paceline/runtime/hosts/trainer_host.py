@@ -47,6 +47,7 @@ class TrainerHost:
             backend=self._backend,
             sender=self._sender,
             queue=peers["message_queue"],
+            source=peers["rollouter"],
             work=ThreadWork("update"),
             rollout_log=self._rollout_log,
             clock=process.clock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from paceline.core.config import Config, build_config, known_keys
 from paceline.core.errors import ConfigError
@@ -56,13 +57,16 @@ def test_a_threshold_may_be_text_and_stays_exact() -> None:
     assert config.max_required_samples == 64 * 136 * 5 // 100
 
 
+def undescribed(section: type[BaseModel], prefix: str) -> list[str]:
+    found = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += undescribed(field.annotation, f"{prefix}{name}.")
+        elif not field.description:
+            found.append(f"{prefix}{name}")
+    return found
+
+
 def test_every_key_has_a_description() -> None:
-    undescribed = []
-    for section_name, section in Config.model_fields.items():
-        assert section.annotation is not None
-        for name, field in section.annotation.model_fields.items():
-            nested = getattr(field.annotation, "model_fields", None)
-            fields = nested.items() if nested else [(name, field)]
-            undescribed += [f"{section_name}.{key}" for key, each in fields if not each.description]
-    assert undescribed == []
+    assert undescribed(Config, "") == []
     assert "actor.optim.lr" in known_keys()

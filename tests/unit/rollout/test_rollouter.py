@@ -15,11 +15,13 @@ from paceline.core.errors import ProducerFailed, QueueClosed, RewardError, Worke
 from paceline.core.events import (
     ReplicaChanged,
     SampleAdmitted,
+    SampleDropped,
     SampleFailed,
     ValidationFinished,
     ValidationSkipped,
     ValidationStarted,
 )
+from paceline.core.ports import RewardFn
 from paceline.core.sample import Completion, Prompt, Sample, decode_sample
 from paceline.message_queue import MessageQueue
 from paceline.rollout.rollouter import FullyAsyncRollouter
@@ -83,7 +85,7 @@ class PickyReward:
 
 
 class Rig:
-    def __init__(self, clock: VirtualClock, config: Config) -> None:
+    def __init__(self, clock: VirtualClock, config: Config, reward: RewardFn) -> None:
         self.clock = clock
         self.config = config
         self.events = RecordingEvents()
@@ -97,7 +99,7 @@ class Rig:
             prompts=Prompts(),
             replicas=self.replicas,
             queue=self.queue,
-            reward=PickyReward(),
+            reward=reward,
             decoder=Decoder(),
             stop_token_ids=(),
             clock=clock,
@@ -112,9 +114,10 @@ class Rig:
         return sum(len(event.ids) for event in self.events.of(SampleAdmitted))
 
 
-def config(total: int = 40, threshold: float = 0.0, places: int = 64) -> Config:
+def config(total: int = 40, threshold: float = 0.0, places: int = 64, filter_groups: bool = False) -> Config:
     return build_config(
         {
+            "algorithm": {"filter_groups": {"enable": filter_groups}},
             "actor": {"ppo_mini_batch_size": 8},
             "async_training": {"staleness_threshold": threshold, "trigger_parameter_sync_step": 1},
             "rollout": {"n": 2, "total_rollout_steps": total, "max_num_seqs": places},
@@ -122,9 +125,11 @@ def config(total: int = 40, threshold: float = 0.0, places: int = 64) -> Config:
     )
 
 
-def with_rig(scenario: Callable[[Rig], Awaitable[None]], chosen: Config | None = None) -> None:
+def with_rig(
+    scenario: Callable[[Rig], Awaitable[None]], chosen: Config | None = None, reward: RewardFn | None = None
+) -> None:
     async def main(clock: VirtualClock) -> None:
-        rig = Rig(clock, chosen or config())
+        rig = Rig(clock, chosen or config(), reward or PickyReward())
         fitting = asyncio.ensure_future(rig.rollouter.fit())
         try:
             async with asyncio.timeout(500):
@@ -324,3 +329,54 @@ def test_the_rollouters_part_of_a_checkpoint_is_one_whole_file(tmp_path: Path) -
         assert saved == {"life": 1, "admitted": 9, "failed": 1, "prompts": {"given": 9}}
 
     with_rig(scenario)
+
+
+class HostileReward:
+    """Prompt 2 hangs, 3 raises, 4 returns nothing, 5 is not a number; the rest is fine."""
+
+    async def score(self, prompt: Prompt, response_text: str) -> float:
+        number = int(prompt.prompt_id) if prompt.prompt_id.isdigit() else 0
+        if number == 2:
+            await asyncio.Event().wait()
+        if number == 3:
+            raise ValueError("boom")
+        return {4: None, 5: float("nan")}.get(number, 1.0)  # type: ignore[return-value]
+
+
+def test_a_hostile_reward_costs_its_own_samples_alone() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        taken = await train_to_the_end(rig)
+        assert len({sample.sample_id for sample in taken}) == len(taken) == 40
+        failed = {event.ids[0]: event.error for event in rig.events.of(SampleFailed)}
+        assert failed == {
+            "1-2": "reward: no answer within 30 s",
+            "1-3": "reward: ValueError: boom",
+            "1-4": "reward: None is not a finite number",
+            "1-5": "reward: nan is not a finite number",
+        }
+
+    with_rig(scenario, reward=HostileReward())
+
+
+def test_groups_without_variance_are_dropped_and_made_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.publish(0)
+        taken = await train_to_the_end(rig)
+        assert len(taken) == 40
+        assert all(sample.responses[0].reward != sample.responses[1].reward for sample in taken)
+        dropped = rig.events.of(SampleDropped)
+        assert {event.reason for event in dropped} == {"zero_variance"}
+
+    with_rig(scenario, config(filter_groups=True), reward=EveryThirdEqual())
+
+
+class EveryThirdEqual:
+    """The two responses of every third prompt get the same reward, the others different ones."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    async def score(self, prompt: Prompt, response_text: str) -> float:
+        self._calls += 1
+        return 1.0 if int(prompt.prompt_id) % 3 == 0 else float(self._calls % 2)
