@@ -8,6 +8,7 @@ token ends a response.
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import time
@@ -84,6 +85,9 @@ def run(
     rows: list[Row] = []
     try:
         for count in threads:
+            if count > len(os.sched_getaffinity(0)):
+                print(f"{count} threads: left out, this process may use fewer cores")
+                continue
             torch.set_num_threads(count)
             for workload in workloads(reference.vocab_size):
                 rows.append(_measure(workload, engine, reference, count, rounds))
@@ -97,7 +101,7 @@ def run(
 
 
 def workloads(vocab_size: int) -> list[Workload]:
-    """The two batches, seeded: `SEQUENCES` responses of `LONGEST` tokens, and four times as many of log-normal length."""
+    """The two batches, seeded: `SEQUENCES` responses of `LONGEST` tokens; four times as many of log-normal length."""
     draw = random.Random(0)
 
     def prompts(count: int) -> list[list[int]]:

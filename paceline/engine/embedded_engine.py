@@ -97,9 +97,18 @@ class EmbeddedEngine:
         """Response tokens sampled since the engine was made."""
         return self._tokens_generated
 
+    @property
+    def apply(self) -> Literal["mapped", "copied"]:
+        """The model's parameters point at what is bound."""
+        return "mapped"
+
     def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of every tensor the engine serves from, aliases included."""
         return self._slots.expected()
+
+    def expected_ties(self) -> Sequence[tuple[str, str]]:
+        """Pairs of names that are one tensor of the model."""
+        return self._slots.ties
 
     def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Serve from these tensors, without a copy, from the next step on.
@@ -170,6 +179,7 @@ class EmbeddedEngine:
     def _next_tokens(self, passes: Sequence[Sequence[PromptBlock]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the prompts, all but the last pass alone, and sample the next token of every row: ids and log-probs."""
         table = self._table
+        self._cache.fit(int(table.lengths[: table.count].max()), table.count)
         for blocks in passes[:-1]:
             self._run_model(pack_step(self._cache, table.lengths[:0], table.lengths[:0], blocks, self._device))
         tokens, positions = table.newest()

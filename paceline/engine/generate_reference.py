@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from paceline.core.errors import ConfigError
 from paceline.engine.model_loading import quiet_transformers
 
 
@@ -20,17 +21,20 @@ class GenerateReference:
     """A model of a Hugging Face directory in float32, with its default attention.
 
     Raises:
-        OSError: the directory has no weights.
+        ConfigError: the directory has no weights, or the model cannot generate.
     """
 
     def __init__(self, path: str) -> None:
         load: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_pretrained
         with quiet_transformers():
-            self._model = load(path, dtype="float32", local_files_only=True)
+            try:
+                self._model = load(path, dtype="float32", local_files_only=True)
+            except OSError as error:
+                raise ConfigError(f"{path} has no weights that can be loaded: {error}") from error
         self._model.train(False)
         options = copy.deepcopy(self._model.generation_config)
         if options is None:
-            raise ValueError(f"{type(self._model).__name__} cannot generate")
+            raise ConfigError(f"{type(self._model).__name__} cannot generate")
         options.eos_token_id = None
         options.pad_token_id = 0
         options.do_sample = False

@@ -47,12 +47,15 @@ def quiet_transformers() -> Iterator[None]:
     """Hide advice of transformers that nobody who runs a model here can act on."""
     from transformers.utils import logging as advice
 
-    before = advice.get_verbosity()
+    verbosity, shows_bars = advice.get_verbosity(), advice.is_progress_bar_enabled()
     advice.set_verbosity(logging.ERROR)
+    advice.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        advice.set_verbosity(before)
+        advice.set_verbosity(verbosity)
+        if shows_bars:
+            advice.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _checked_directory(path: str) -> Path:

@@ -48,7 +48,9 @@ def slot_attention(
     """
     if any(options.get(name) is not None for name in _UNSUPPORTED):
         raise ConfigError(f"the embedded engine cannot run {type(module).__name__}: it uses one of {_UNSUPPORTED}")
-    plan: StepPlan = options["slot_step"]
+    plan: StepPlan | None = options.get("slot_step")
+    if plan is None:
+        raise ConfigError(f"the embedded engine cannot run {type(module).__name__}: keywords do not reach it")
     window: int | None = options.get("sliding_window")
     softcap: float | None = options.get("softcap")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -74,8 +76,8 @@ def _attend_newest(
     heads, count, dim = query.shape
     kv_heads = keys.shape[1]
     grouped = query.transpose(0, 1).reshape(count * kv_heads, heads // kv_heads, dim)
-    seen_keys = keys[:count, :, : plan.key_length].flatten(0, 1)
-    seen_values = values[:count, :, : plan.key_length].flatten(0, 1)
+    seen_keys = keys[:count].flatten(0, 1)
+    seen_values = values[:count].flatten(0, 1)
     mask = plan.mask(kv_heads, window, query.dtype)
     if softcap is None:
         scores = torch.baddbmm(mask, grouped, seen_keys.transpose(1, 2), alpha=scale)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-KEY_LENGTH_STEP = 8
+LENGTH_STEP = 16
+_SEEN, _HIDDEN = np.float32(0), np.float32(-np.inf)
 
 IntArray = npt.NDArray[np.int64]
 
@@ -32,11 +33,16 @@ class PromptBlock(NamedTuple):
 
 
 class SlotCache:
-    """Preallocated keys and values: per layer `[slots, kv_heads, length, head_dim]`, made when a layer first writes."""
+    """Keys and values per layer, `[slots, kv_heads, length, head_dim]`, made when a layer first writes.
 
-    def __init__(self, slots: int, length: int) -> None:
+    `length` follows the longest sequence in steps of at least an eighth, so that what a decode step reads is one dense
+    stretch of memory: reading past gaps took half as long again, copying at a step is a fraction of that.
+    """
+
+    def __init__(self, slots: int, limit: int) -> None:
         self.slots = slots
-        self.length = length
+        self.limit = limit
+        self.length = min(limit, LENGTH_STEP)
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,6 +56,22 @@ class SlotCache:
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_zeros(self.slots, like.shape[1], self.length, like.shape[3])
+
+    def fit(self, needed: int, used_slots: int) -> None:
+        """Make room for `needed` positions; give room back when less than half is needed. Keeps the first slots."""
+        if self.length // 2 <= needed <= self.length:
+            return
+        roomy = needed + needed // 8
+        wanted = min(self.limit, -(-roomy // LENGTH_STEP) * LENGTH_STEP)
+        if wanted == self.length:
+            return
+        kept = min(wanted, self.length)
+        self.length = wanted
+        for index, states in self._layers.items():
+            fresh = tuple(self._zeros(state) for state in states)
+            for new, old in zip(fresh, states, strict=True):
+                new[:used_slots, :, :kept] = old[:used_slots, :, :kept]
+            self._layers[index] = (fresh[0], fresh[1])
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
@@ -70,35 +92,36 @@ class BlockSpan(NamedTuple):
 class StepPlan:
     """One packed forward pass, made before the model runs and read by every layer's attention.
 
+    Small index arithmetic is done in numpy, where an operation costs a fraction of what it does in torch.
+
     Attributes:
         decoding: n, the number of sequences whose newest token is first in the row.
-        key_length: positions that the longest of them attends to, rounded up.
-        newest: [n] int64, position of each newest token; it attends to positions up to and with its own.
+        newest: [n] position of each newest token; it attends to positions up to and with its own.
         source: [m] indices into the row of the tokens to be written; None when it is the whole row in order.
         slot, position: [m] where each of them is written.
     """
 
     cache: SlotCache
+    device: torch.device
     decoding: int
-    key_length: int
-    newest: torch.Tensor
+    newest: IntArray
     spans: list[BlockSpan]
     source: torch.Tensor | None
-    slot: torch.Tensor
-    position: torch.Tensor
+    slot: IntArray
+    position: IntArray
     _masks: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
     _indices: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, kv_heads: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask `[n * kv_heads, 1, key_length]` of the newest tokens: 0 where they attend, -inf elsewhere."""
+        """Additive mask `[n * kv_heads, 1, length]` of the newest tokens: 0 where they attend, -inf elsewhere."""
         found = self._masks.get((kv_heads, window, dtype))
         if found is None:
-            column = torch.arange(self.key_length, device=self.newest.device)
-            newest = self.newest.repeat_interleave(kv_heads)[:, None, None]
+            column = np.arange(self.cache.length)
+            newest = np.repeat(self.newest, kv_heads)[:, None, None]
             hidden = column > newest
-            if window is not None and window < self.key_length:
+            if window is not None and window < self.cache.length:
                 hidden |= column <= newest - window
-            found = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+            found = torch.from_numpy(np.where(hidden, _HIDDEN, _SEEN)).to(self.device, dtype)
             self._masks[(kv_heads, window, dtype)] = found
         return found
 
@@ -113,8 +136,8 @@ class StepPlan:
     def _flat_index(self, heads: int) -> torch.Tensor:
         found = self._indices.get(heads)
         if found is None:
-            head = torch.arange(heads, device=self.slot.device)
-            found = ((self.slot[:, None] * heads + head) * self.cache.length + self.position[:, None]).flatten()
+            row = (self.slot * heads)[:, None] + np.arange(heads)
+            found = torch.from_numpy((row * self.cache.length + self.position[:, None]).ravel()).to(self.device)
             self._indices[heads] = found
         return found
 
@@ -134,7 +157,10 @@ def pack_step(
     blocks: Sequence[PromptBlock],
     device: torch.device,
 ) -> PackedInput:
-    """Lay out one forward pass: newest tokens of slots 0..n-1 (n may be 0), then the blocks of prompts."""
+    """Lay out one forward pass: newest tokens of slots 0..n-1 (n may be 0), then the blocks of prompts.
+
+    All positions lie below `cache.length`.
+    """
     count = len(newest_tokens)
     ids, positions, spans = [newest_tokens], [newest_positions], []
     source, slot, position = [np.arange(count)], [np.arange(count)], [newest_positions]
@@ -152,18 +178,18 @@ def pack_step(
                 position.append(written)
         start += prompts * longest
 
-    def upload(parts: list[IntArray]) -> torch.Tensor:
-        return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(device)
+    def join(parts: list[IntArray]) -> IntArray:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    longest_key = int(newest_positions.max()) + 1 if count else 0
     plan = StepPlan(
         cache=cache,
+        device=device,
         decoding=count,
-        key_length=min(cache.length, -(-longest_key // KEY_LENGTH_STEP) * KEY_LENGTH_STEP),
-        newest=torch.from_numpy(newest_positions).to(device),
+        newest=newest_positions,
         spans=spans,
-        source=upload(source) if blocks else None,
-        slot=upload(slot),
-        position=upload(position),
+        source=torch.from_numpy(join(source)).to(device) if blocks else None,
+        slot=join(slot),
+        position=join(position),
     )
-    return PackedInput(upload(ids)[None], upload(positions)[None], plan)
+    packed_ids, packed_positions = (torch.from_numpy(join(part)).to(device)[None] for part in (ids, positions))
+    return PackedInput(packed_ids, packed_positions, plan)

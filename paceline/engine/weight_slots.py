@@ -49,6 +49,11 @@ class WeightSlots:
         """Name -> (dtype, shape), aliases included; dtypes as in "float32"."""
         return {name: (_dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in self._expected.items()}
 
+    @property
+    def ties(self) -> list[tuple[str, str]]:
+        """Pairs of names that are one tensor of the model."""
+        return self._ties
+
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Make the model read these tensors. They are not copied and never written.
 

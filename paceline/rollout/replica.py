@@ -179,7 +179,8 @@ class Replica:
 
     async def stage(self, command: StageCommand) -> StageReport:
         """Stage a version beside generation."""
-        return await self._stage_work.run(lambda: self._transaction.stage(command))
+        engine = self._live.engine
+        return await self._stage_work.run(lambda: self._transaction.stage(command, engine))
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Pause between two steps, swap, prove, resume."""

@@ -73,23 +73,20 @@ class FullyAsyncRollouter:
             self._fleet.add(replica)
         self._groups = Groups(responses=self._n, params=_training_params(config, stop_token_ids))
         self._validator = Validator(
+            config,
             prompts=prompts.validation_prompts(),
-            params=_validation_params(config, stop_token_ids),
+            stop_token_ids=stop_token_ids,
             fleet=self._fleet,
             reward=reward,
             decoder=decoder,
-            max_pinned=config.rollout.max_pinned_versions,
-            deadline_seconds=self._stall_seconds,
             clock=clock,
             events=events,
         )
         self._scorer = Scorer(
+            config.reward,
             life=life,
             reward=reward,
             decoder=decoder,
-            timeout_seconds=config.reward.timeout_seconds,
-            at_once=config.reward.num_workers,
-            clock=clock,
             on_sample=self._on_sample,
             on_failure=self._set_aside,
         )
@@ -329,16 +326,6 @@ def _training_params(config: Config, stop_token_ids: tuple[int, ...]) -> Samplin
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
         top_k=config.rollout.top_k,
-        max_tokens=config.data.max_response_length,
-        stop_token_ids=stop_token_ids,
-    )
-
-
-def _validation_params(config: Config, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    return SamplingParams(
-        temperature=0.0,
-        top_p=1.0,
-        top_k=-1,
         max_tokens=config.data.max_response_length,
         stop_token_ids=stop_token_ids,
     )

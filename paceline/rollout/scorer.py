@@ -11,8 +11,9 @@ import asyncio
 import math
 from collections.abc import Callable
 
+from paceline.core.config import RewardConfig
 from paceline.core.errors import PacelineError, RewardError
-from paceline.core.ports import Clock, RewardFn, TextDecoder
+from paceline.core.ports import RewardFn, TextDecoder
 from paceline.core.sample import Completion, Prompt, Response, Sample
 from paceline.rollout.groups import Group
 
@@ -22,22 +23,19 @@ class Scorer:
 
     def __init__(
         self,
+        config: RewardConfig,
         *,
         life: int,
         reward: RewardFn,
         decoder: TextDecoder,
-        timeout_seconds: float,
-        at_once: int,
-        clock: Clock,
         on_sample: Callable[[Sample], None],
         on_failure: Callable[[str, str], None],
     ) -> None:
         self._life = life
         self._reward = reward
         self._decoder = decoder
-        self._timeout_seconds = timeout_seconds
-        self._places = asyncio.Semaphore(at_once)
-        self._clock = clock
+        self._timeout_seconds = config.timeout_seconds
+        self._places = asyncio.Semaphore(config.num_workers)
         self._on_sample = on_sample
         self._on_failure = on_failure
         self._groups: asyncio.Queue[Group] = asyncio.Queue()

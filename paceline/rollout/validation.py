@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from paceline.core.config import Config
 from paceline.core.errors import PacelineError, WorkerDied
 from paceline.core.events import EventSink, ValidationFinished, ValidationSkipped, ValidationStarted
 from paceline.core.ports import Clock, RewardFn, TextDecoder
@@ -29,24 +30,29 @@ class Validator:
 
     def __init__(
         self,
+        config: Config,
         *,
         prompts: Sequence[Prompt],
-        params: SamplingParams,
+        stop_token_ids: tuple[int, ...],
         fleet: Fleet,
         reward: RewardFn,
         decoder: TextDecoder,
-        max_pinned: int,
-        deadline_seconds: float,
         clock: Clock,
         events: EventSink,
     ) -> None:
         self._prompts = prompts
-        self._params = params
+        self._params = SamplingParams(
+            temperature=0.0,
+            top_p=1.0,
+            top_k=-1,
+            max_tokens=config.data.max_response_length,
+            stop_token_ids=stop_token_ids,
+        )
         self._fleet = fleet
         self._reward = reward
         self._decoder = decoder
-        self._max_pinned = max_pinned
-        self._deadline_seconds = deadline_seconds
+        self._max_pinned = config.rollout.max_pinned_versions
+        self._deadline_seconds = config.trainer.stall_timeout_seconds
         self._clock = clock
         self._events = events
         self._waits = Waits(who="validation", clock=clock, events=events)
