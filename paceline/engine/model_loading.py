@@ -1,4 +1,4 @@
-"""What an engine takes from a Hugging Face directory: an empty model, the tokenizer, the ids that end a text.
+"""What an engine takes from a Hugging Face directory: an empty model.
 
 Law: the model is built from its config alone. Its parameters are placeholders without memory until weights are bound;
 buffers that no checkpoint holds (rotary frequencies) are computed as usual. `transformers` is imported inside the
@@ -7,12 +7,11 @@ functions: it takes seconds.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,10 +19,9 @@ from torch.overrides import TorchFunctionMode
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -101,53 +99,3 @@ def build_skeleton(path: str, dtype: str, attention: str, device: torch.device) 
     model.requires_grad_(False)
     model.train(False)
     return model
-
-
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face directory; nothing is looked up on a hub.
-
-    Raises:
-        ConfigError: the directory has no usable tokenizer.
-    """
-    from transformers import AutoTokenizer
-
-    directory = _checked_directory(path)
-    # Without a file of its own, transformers makes an empty tokenizer of the model's kind.
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(f"{path} has no usable tokenizer: none of {', '.join(TOKENIZER_FILES)}")
-    with quiet_transformers():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        except (ValueError, OSError, KeyError) as error:
-            raise ConfigError(f"{path} has no usable tokenizer: {error}") from error
-    return cast("PreTrainedTokenizerBase", tokenizer)
-
-
-def load_stop_token_ids(path: str) -> tuple[int, ...]:
-    """Ids that end a text: `eos_token_id` of the generation config, else of the config, in order, without repeats.
-
-    Raises:
-        ConfigError: neither file names one.
-    """
-    directory = _checked_directory(path)
-    for name in ("generation_config.json", "config.json"):
-        file = directory / name
-        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-        if found is not None:
-            return tuple(dict.fromkeys([found] if isinstance(found, int) else found))
-    raise ConfigError(f"{path}: neither generation_config.json nor config.json names an eos_token_id")
-
-
-class HuggingFaceTextDecoder:
-    """`TextDecoder` of a Hugging Face tokenizer; special tokens are left out.
-
-    Example: `HuggingFaceTextDecoder(load_tokenizer(path)).decode([14, 20, 2]) == "47"`.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids, spaces as the tokenizer has them."""
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text if isinstance(text, str) else "".join(text)
