@@ -12,9 +12,9 @@ from typing import Literal
 
 import torch
 
-from paceline.core.errors import ConfigError, DigestMismatch, SyncError, VersionError
+from paceline.checkpoint_engine.verification import Verification, VerifyMode
+from paceline.core.errors import ConfigError, SyncError, VersionError
 from paceline.core.manifest import WeightManifest
-from paceline.weights.digest import digest_tensors
 from paceline.weights.layout import check_manifest, views_of
 from paceline.weights.snapshot import SnapshotWriter
 
@@ -60,7 +60,7 @@ class InProcessSender:
         *,
         arenas: int,
         dtype: str | None,
-        nonfinite: Literal["error", "off"],
+        nonfinite: Literal["error", "skip", "off"],
         keep: tuple[str, ...] = (),
     ) -> None:
         if arenas < 2:
@@ -80,19 +80,10 @@ class InProcessSender:
                 self._exchange.arenas[arena_id] = InProcessArena(arena_id, buffer)
         arena = self._take(version)
         arena.version = None
-        digest = self._writer.write(stored, arena.buffer)
+        manifest = self._writer.publish(stored, arena.buffer, version=version, arena_id=arena.arena_id, address=ADDRESS)
         arena.version = version
         self._newest = arena
-        return WeightManifest(
-            version=version,
-            base_version=None,
-            tensors=plan.tensors,
-            aliases=plan.aliases,
-            total_bytes=plan.total_bytes,
-            digest=digest,
-            arena_id=arena.arena_id,
-            address=ADDRESS,
-        )
+        return manifest
 
     def blocking_holders(self) -> Sequence[str]:
         spare = self._spare()
@@ -119,10 +110,10 @@ class InProcessSender:
 class InProcessReceiver:
     """Implements `core.ports.WeightReceiver`."""
 
-    def __init__(self, exchange: InProcessExchange, *, holder: str, verify: Literal["full", "off"]) -> None:
+    def __init__(self, exchange: InProcessExchange, *, holder: str, verify: VerifyMode) -> None:
         self._exchange = exchange
         self._holder = holder
-        self._verify = verify
+        self._verification = Verification(verify, holder=holder)
         self._staged: list[_LeasedWeights] = []
 
     def stage(self, manifest: WeightManifest) -> _LeasedWeights:
@@ -132,11 +123,10 @@ class InProcessReceiver:
         if manifest.total_bytes > arena.buffer.numel():
             raise SyncError(f"the manifest claims {manifest.total_bytes} bytes, the arena has {arena.buffer.numel()}")
         tensors = views_of(arena.buffer, manifest)
-        digest = digest_tensors(tensors, manifest.aliases) if self._verify == "full" else ""
-        if self._verify == "full" and digest != manifest.digest:
-            raise DigestMismatch(
-                f"version {manifest.version} was published as {manifest.digest}, {self._holder} staged {digest}"
-            )
+        digest = ""
+        if self._verification.mode != "off":
+            digest = self._verification.digest(manifest, tensors)
+            self._verification.accept(manifest, digest, self._holder)
         staged = _LeasedWeights(manifest, tensors, digest, arena, self._holder)
         self._staged = [other for other in self._staged if other.held] + [staged]
         return staged

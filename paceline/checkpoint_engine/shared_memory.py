@@ -1,8 +1,9 @@
 """Checkpoint engine for one node: versions in sealed shared memory, mapped by every replica without a copy.
 
 Sender: plan and allocate at the first capture, copy and digest into a free arena at each. Receiver: check the
-manifest, take a lease, map, touch every page, digest the mapped bytes. What a receiver stages costs no memory beyond
-the arena, and cannot change while it is held.
+manifest, take a lease, map (once per arena), touch every page, have the mapped bytes hashed once on this node
+(`store.digest_ledger` says why that is enough). What a receiver stages costs no memory beyond the arena, and cannot
+change while it is held.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Literal
 
 import torch
 
-from paceline.core.errors import ConfigError, DigestMismatch, SyncError
+from paceline.checkpoint_engine.verification import Verification, VerifyMode
+from paceline.core.errors import ConfigError, SyncError
 from paceline.core.manifest import WeightManifest
+from paceline.store.arena_backing import ArenaKind
+from paceline.store.arena_channel import LeaseConnection
+from paceline.store.arena_reader import ArenaReader
 from paceline.store.capacity import check_memory
-from paceline.store.mapped_arena import MappedArena, lease_arena
+from paceline.store.mapped_arena import ArenaLease
 from paceline.store.weight_store import WeightStore
-from paceline.weights.digest import digest_tensors
 from paceline.weights.layout import check_manifest, views_of
 from paceline.weights.snapshot import SnapshotWriter
 
@@ -28,22 +32,25 @@ class SharedMemorySender:
 
     `directory` holds the store's socket (in a directory of its own, mode 0700); `arenas` is the number of versions
     that can exist at a time; `dtype`, `keep`, `nonfinite` and `threads` are those of
-    `weights.snapshot.SnapshotWriter`.
+    `weights.snapshot.SnapshotWriter`. `arena` is what versions lie in (`store.arena_backing`): "memfd", or "file" for
+    nameless files in `directory`.
     """
 
     def __init__(
         self,
         *,
         directory: str,
-        arenas: int,
-        dtype: str | None,
-        nonfinite: Literal["error", "off"],
-        threads: int,
+        arenas: int = 2,
+        dtype: str | None = None,
+        nonfinite: Literal["error", "skip", "off"] = "error",
+        threads: int = 1,
         keep: tuple[str, ...] = (),
+        arena: ArenaKind = "memfd",
     ) -> None:
         if arenas < 2:
             raise ConfigError(f"weights need at least 2 arenas (the newest version and the next), not {arenas}")
         self._directory = directory
+        self._arena_kind = arena
         self._arenas = arenas
         self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads)
         self._store: WeightStore | None = None
@@ -60,19 +67,17 @@ class SharedMemorySender:
         if self._store is None:
             needed = self._arenas * plan.total_bytes
             check_memory(needed, f"{self._arenas} weight arenas of {plan.total_bytes} bytes")
-            self._store = WeightStore(directory=self._directory, arenas=self._arenas, capacity=plan.total_bytes)
+            self._store = WeightStore(
+                directory=self._directory, arenas=self._arenas, capacity=plan.total_bytes, kind=self._arena_kind
+            )
         with self._store.writing(version) as arena:
-            digest = self._writer.write(stored, torch.from_numpy(arena.array))
-        return WeightManifest(
-            version=version,
-            base_version=None,
-            tensors=plan.tensors,
-            aliases=plan.aliases,
-            total_bytes=plan.total_bytes,
-            digest=digest,
-            arena_id=arena.arena_id,
-            address=self._store.address,
-        )
+            return self._writer.publish(
+                stored,
+                torch.from_numpy(arena.array),
+                version=version,
+                arena_id=arena.arena_id,
+                address=self._store.address,
+            )
 
     def blocking_holders(self) -> Sequence[str]:
         return [] if self._store is None else self._store.blocking_holders()
@@ -84,12 +89,15 @@ class SharedMemorySender:
 
 
 class SharedMemoryReceiver:
-    """Implements `core.ports.WeightReceiver`. `holder` names its leases; `verify="full"` digests what is staged."""
+    """Implements `core.ports.WeightReceiver`. `holder` names its leases; `verify` is that of `verification`."""
 
-    def __init__(self, *, holder: str, verify: Literal["full", "off"], deadline_seconds: float) -> None:
+    def __init__(
+        self, *, holder: str, verify: VerifyMode = "full", deadline_seconds: float = 60.0, threads: int = 1
+    ) -> None:
         self._holder = holder
-        self._verify = verify
+        self._verification = Verification(verify, holder=holder, threads=threads)
         self._deadline_seconds = deadline_seconds
+        self._reader = ArenaReader()
         self._staged: weakref.WeakSet[_MappedWeights] = weakref.WeakSet()
 
     def stage(self, manifest: WeightManifest) -> _MappedWeights:
@@ -98,10 +106,10 @@ class SharedMemoryReceiver:
         Raises:
             SyncError: the manifest cannot be right, the store is gone, or it no longer has the version.
             DigestMismatch: the bytes are not those that were published.
-            DeadlineExceeded: the store does not answer.
+            DeadlineExceeded: the store, or the receiver that verifies for this node, does not answer.
         """
         check_manifest(manifest, manifest.total_bytes)
-        mapped = lease_arena(
+        lease, connection = self._reader.lease(
             address=manifest.address,
             arena_id=manifest.arena_id,
             version=manifest.version,
@@ -110,16 +118,12 @@ class SharedMemoryReceiver:
             deadline_seconds=self._deadline_seconds,
         )
         try:
-            tensors = views_of(torch.from_numpy(mapped.array), manifest)
-            digest = digest_tensors(tensors, manifest.aliases) if self._verify == "full" else ""
-            if self._verify == "full" and digest != manifest.digest:
-                raise DigestMismatch(
-                    f"version {manifest.version} was published as {manifest.digest}, {self._holder} staged {digest}"
-                )
+            tensors = views_of(torch.from_numpy(lease.array), manifest)
+            digest, by = self._verified(manifest, tensors, connection)
         except BaseException:  # whatever ended the staging, its lease ends too
-            mapped.abandon()
+            lease.abandon()
             raise
-        staged = _MappedWeights(manifest, tensors, digest, mapped)
+        staged = _MappedWeights(manifest, tensors, digest, by, lease)
         self._staged.add(staged)
         return staged
 
@@ -127,18 +131,33 @@ class SharedMemoryReceiver:
         """Release everything that is still staged."""
         for staged in list(self._staged):
             staged.release()
+        self._reader.close()
+
+    def _verified(
+        self, manifest: WeightManifest, tensors: Mapping[str, torch.Tensor], connection: LeaseConnection
+    ) -> tuple[str, str]:
+        """The digest of the leased bytes and who of this node has taken it; empty when verification is off."""
+        if self._verification.mode == "off":
+            return "", ""
+        digest, by = connection.ask_digest(self._verification.scope, self._deadline_seconds)
+        if not by:
+            digest, by = self._verification.digest(manifest, tensors), self._holder
+            connection.report_digest(digest)
+        self._verification.accept(manifest, digest, by)
+        return digest, by
 
 
 class _MappedWeights:
-    """Implements `core.ports.StagedWeights` over a leased map."""
+    """Implements `core.ports.StagedWeights` over a leased map. `digest_by` names who of this node hashed it."""
 
     def __init__(
-        self, manifest: WeightManifest, tensors: dict[str, torch.Tensor], digest: str, mapped: MappedArena
+        self, manifest: WeightManifest, tensors: dict[str, torch.Tensor], digest: str, by: str, lease: ArenaLease
     ) -> None:
         self._manifest = manifest
         self._tensors = tensors
         self._digest = digest
-        self._mapped: MappedArena | None = mapped
+        self.digest_by = by
+        self._lease: ArenaLease | None = lease
 
     @property
     def manifest(self) -> WeightManifest:
@@ -146,7 +165,7 @@ class _MappedWeights:
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        if self._mapped is None:
+        if self._lease is None:
             raise SyncError(f"version {self._manifest.version} was released")
         return self._tensors
 
@@ -155,9 +174,9 @@ class _MappedWeights:
         return self._digest
 
     def release(self) -> None:
-        """Idempotent. The lease ends once no tensor of this version is referenced any more (see `MappedArena`)."""
-        if self._mapped is not None:
+        """Idempotent. The lease ends once no tensor of this version is referenced any more (see `ArenaLease`)."""
+        if self._lease is not None:
             # Emptied in place: a caller that kept the mapping must not keep the lease.
             self._tensors.clear()
-            mapped, self._mapped = self._mapped, None
-            mapped.release()
+            lease, self._lease = self._lease, None
+            lease.release()

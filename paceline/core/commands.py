@@ -99,7 +99,9 @@ class ExchangeReply(msgspec.Struct, frozen=True, array_like=True):
 class SyncReport(msgspec.Struct, frozen=True):
     """What one sync did; returned by `ParameterSynchronizer.sync_weights`.
 
-    `phases` has seconds per phase; `confirmed` and `pauses` are per replica; `fenced` maps a replica to its error.
+    `version` is the captured version, `published` the one that all READY replicas serve after it. `phases` has seconds
+    per phase; `publish_lag_seconds` is the time from the end of the snapshot to publication. `confirmed` and `pauses`
+    are per replica; `fenced` maps a replica to its error.
     """
 
     version: int
@@ -113,6 +115,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     pauses: dict[str, float]
     fenced: dict[str, str]
     verified: bool
+    publish_lag_seconds: float
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):

@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from paceline.core.config_section import Section
 from paceline.core.errors import ConfigError
+from paceline.core.trainer_config import TrainerConfig
 from paceline.core.version import max_required_samples
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """`model.*`"""
 
     path: str | None = Field(
@@ -29,7 +27,7 @@ class ModelConfig(_Section):
     )
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """`data.*`"""
 
     seed: int = Field(0, ge=0, description="Seed of the order in which training prompts are drawn.")
@@ -40,7 +38,7 @@ class DataConfig(_Section):
     max_response_length: int = Field(8, ge=1, description="Most tokens of a response.")
 
 
-class OptimConfig(_Section):
+class OptimConfig(Section):
     """`actor.optim.*`: AdamW on fp32 master weights."""
 
     lr: float = Field(3e-5, ge=0, description="Learning rate after the warm-up.")
@@ -49,7 +47,7 @@ class OptimConfig(_Section):
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's two decay rates.")
 
 
-class ActorConfig(_Section):
+class ActorConfig(Section):
     """`actor.*`"""
 
     ppo_mini_batch_size: int = Field(
@@ -68,7 +66,7 @@ class ActorConfig(_Section):
     optim: OptimConfig = Field(default_factory=OptimConfig)
 
 
-class FilterGroupsConfig(_Section):
+class FilterGroupsConfig(Section):
     """`algorithm.filter_groups.*`: DAPO's dynamic sampling."""
 
     enable: bool = Field(
@@ -76,7 +74,7 @@ class FilterGroupsConfig(_Section):
     )
 
 
-class AlgorithmConfig(_Section):
+class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
     filter_groups: FilterGroupsConfig = Field(default_factory=FilterGroupsConfig)
@@ -86,7 +84,7 @@ class AlgorithmConfig(_Section):
     )
 
 
-class RewardConfig(_Section):
+class RewardConfig(Section):
     """`reward.*`"""
 
     timeout_seconds: float = Field(
@@ -95,11 +93,14 @@ class RewardConfig(_Section):
     num_workers: int = Field(64, ge=1, description="Samples that are scored at the same time.")
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """`rollout.*`"""
 
     name: Literal["embedded"] = Field("embedded", description="Inference engine of the replicas.")
     num_replicas: int = Field(2, ge=1, description="Inference replicas, one process each.")
+    nnodes: int = Field(
+        1, ge=1, description="Nodes that replicas are spread over; not the trainer's where the cluster has others."
+    )
     n: int = Field(8, ge=1, description="Responses per prompt.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 is off.")
@@ -114,6 +115,15 @@ class RolloutConfig(_Section):
         60.0, gt=0, description="Longest time without an answer after which a replica counts as lost."
     )
     max_replica_restarts: int = Field(2, ge=0, description="How often a replica whose process died is started again.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Most tokens of a prompt and its response together; none: the sum of both limits."
+    )
+    drain_timeout_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="How long a sequence may go on under the version before (partial_rollout=false); then it is begun "
+        "again under the new one.",
+    )
     replica_return_seconds: float = Field(
         60.0, gt=0, description="How long a run without any replica waits for one to come back before it fails."
     )
@@ -123,7 +133,7 @@ class RolloutConfig(_Section):
     max_pinned_versions: int = Field(1, ge=1, description="Versions kept for validations beside the two of a sync.")
 
 
-class AsyncTrainingConfig(_Section):
+class AsyncTrainingConfig(Section):
     """`async_training.*`"""
 
     staleness_threshold: float = Field(
@@ -152,7 +162,7 @@ class AsyncTrainingConfig(_Section):
         return None if self.max_version_lag is None else self.max_version_lag_policy
 
 
-class FilesystemKwargs(_Section):
+class FilesystemKwargs(Section):
     """`checkpoint_engine.engine_kwargs.filesystem.*`"""
 
     url: str | None = Field(
@@ -161,7 +171,7 @@ class FilesystemKwargs(_Section):
     )
     keep: int = Field(4, ge=2, description="Versions that stay readable, the newest included.")
     keep_seconds: float = Field(30.0, ge=0, description="A version stays at least this long after it was published.")
-    shard_megabytes: int = Field(1024, ge=1, description="Most MiB of data per file; a larger tensor has its own file.")
+    shard_megabytes: int = Field(256, ge=1, description="Most MiB of data per file; a larger tensor has its own file.")
 
     @model_validator(mode="after")
     def _absolute(self) -> FilesystemKwargs:
@@ -171,16 +181,16 @@ class FilesystemKwargs(_Section):
         return self
 
 
-class SharedMemoryKwargs(_Section):
+class SharedMemoryKwargs(Section):
     """`checkpoint_engine.engine_kwargs.shared_memory.*`"""
 
     arena: Literal["memfd", "file"] = Field(
         "memfd",
-        description="What versions lie in: sealed memory, or files without a name in the run's private directory.",
+        description="What versions lie in: sealed memory, or nameless files in the run's private directory.",
     )
 
 
-class EngineKwargs(_Section):
+class EngineKwargs(Section):
     """`checkpoint_engine.engine_kwargs.*`: options of one backend each."""
 
     shared_memory: SharedMemoryKwargs = Field(
@@ -191,10 +201,10 @@ class EngineKwargs(_Section):
     )
 
 
-class CheckpointEngineConfig(_Section):
+class CheckpointEngineConfig(Section):
     """`checkpoint_engine.*`"""
 
-    backend: Literal["shared_memory", "filesystem"] = Field(
+    backend: Literal["shared_memory", "ray_object", "filesystem"] = Field(
         "shared_memory", description="How published weights reach a replica."
     )
     engine_kwargs: EngineKwargs = Field(default_factory=EngineKwargs, description="Options of the backends.")
@@ -210,8 +220,8 @@ class CheckpointEngineConfig(_Section):
     )
     name_rules: tuple[tuple[str, str], ...] = Field(
         (),
-        description="Rewrites from the trainer's names to the engine's, in order: a prefix ('module.', '') or a component "
-        "('.base_layer', '').",
+        description="Rewrites from the trainer's names to the engine's, in order: a prefix ('module.', '') or a "
+        "component ('.base_layer', '').",
     )
     trainer_only: tuple[str, ...] = Field(
         (), description="Tensors (names or patterns) that the engine has no use for, for example 'value_head.*'."
@@ -227,6 +237,9 @@ class CheckpointEngineConfig(_Section):
     )
     rolling_size: int = Field(1, ge=1, description="Replicas that swap at the same time under update_order=rolling.")
     sync_timeout_seconds: float = Field(60.0, gt=0, description="Deadline of each phase of a sync.")
+    sync_attempts: int = Field(
+        3, ge=1, description="How often an aborted sync is tried, each time with a new version, before the run fails."
+    )
 
     @property
     def guard(self) -> Literal["error", "off"]:
@@ -248,26 +261,7 @@ class CheckpointEngineConfig(_Section):
         return self.rolling_size if self.update_order == "rolling" else None
 
 
-class TrainerConfig(_Section):
-    """`trainer.*`"""
-
-    seed: int = Field(0, ge=0, description="Seed of sampling and of anything random in the trainer.")
-    test_freq: int = Field(5, ge=0, description="Versions between two validations; 0: only at the start and the end.")
-    val_before_train: bool = Field(True, description="Validate the weights as they are before the first update.")
-    project_name: str = Field("paceline", min_length=1, description="Name of the project, part of the run directory.")
-    experiment_name: str = Field("arithmetic", min_length=1, description="Name of the run, part of the run directory.")
-    default_local_dir: str = Field("runs", min_length=1, description="Directory below which run directories are made.")
-    logger: tuple[Literal["console", "tensorboard"], ...] = Field(
-        ("console", "tensorboard"), description="Where progress is shown besides the event log."
-    )
-    stall_timeout_seconds: float = Field(
-        600.0,
-        gt=0,
-        description="Longest wait for samples, queue room or a validation before the run fails, naming who waited.",
-    )
-
-
-class Config(_Section):
+class Config(Section):
     """The whole configuration of a run."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -284,6 +278,11 @@ class Config(_Section):
     def required_samples(self) -> int:
         """Samples of one update: `ppo_mini_batch_size * require_batches`."""
         return self.actor.ppo_mini_batch_size * self.async_training.require_batches
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its response together."""
+        return self.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
 
     @property
     def max_required_samples(self) -> int:
@@ -304,6 +303,15 @@ class Config(_Section):
         """Arenas per node: two of a sync, the pins, and one for sequences that end under their own version."""
         return 2 + self.rollout.max_pinned_versions + (0 if self.async_training.partial_rollout else 1)
 
+    @property
+    def weight_copies(self) -> int:
+        """Copies of the weights in a node's memory: shared by all replicas (and with `ray_object` one that the trainer
+        fills), or as many in each.
+        """
+        if self.checkpoint_engine.backend == "filesystem":
+            return self.arenas * self.rollout.num_replicas
+        return self.arenas + (1 if self.checkpoint_engine.backend == "ray_object" else 0)
+
     @model_validator(mode="after")
     def _whole(self) -> Config:
         if self.total_steps < 1:
@@ -311,16 +319,33 @@ class Config(_Section):
                 f"rollout.total_rollout_steps={self.rollout.total_rollout_steps} is less than one update needs: "
                 f"actor.ppo_mini_batch_size * async_training.require_batches = {self.required_samples}"
             )
+        if self.max_model_len <= self.data.max_prompt_length:
+            raise ValueError(
+                f"rollout.max_model_len={self.max_model_len} leaves no room for a response after "
+                f"data.max_prompt_length={self.data.max_prompt_length}"
+            )
         if self.rollout.n == 1 and self.algorithm.adv_estimator in ("grpo", "rloo"):
             raise ValueError(
                 f"algorithm.adv_estimator={self.algorithm.adv_estimator} compares the responses of a prompt: "
                 "rollout.n must be at least 2"
+            )
+        if (self.trainer.resume_mode == "resume_path") != (self.trainer.resume_from_path is not None):
+            raise ValueError(
+                "trainer.resume_mode=resume_path and trainer.resume_from_path go together: set both or none"
             )
         engine = self.checkpoint_engine
         if engine.backend == "filesystem" and engine.engine_kwargs.filesystem.url is None:
             raise ValueError(
                 "checkpoint_engine.backend=filesystem needs a place: set checkpoint_engine.engine_kwargs.filesystem.url"
             )
+        nodes = self.rollout.nnodes
+        if nodes > 1 and engine.backend == "shared_memory":
+            raise ValueError(
+                f"checkpoint_engine.backend=shared_memory serves the trainer's node alone: rollout.nnodes={nodes} "
+                "needs ray_object or filesystem"
+            )
+        if nodes > self.rollout.num_replicas:
+            raise ValueError(f"rollout.nnodes={nodes} is more than rollout.num_replicas={self.rollout.num_replicas}")
         return self
 
 
@@ -346,8 +371,9 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: one line that names the key, what is wrong, and for an unknown key the nearest known one.
     """
+    known = known_keys()
     for key in _flatten(tree, ""):
-        if key not in known_keys():
+        if key not in known:
             raise ConfigError(_unknown_key(key))
     try:
         return Config.model_validate(dict(tree))

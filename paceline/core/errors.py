@@ -14,6 +14,7 @@
     |-- WorkerDied                  a process of the run is gone (replica, trainer, queue, ...)
     |-- QueueClosed                 the queue has ended and is drained: end of data, not a failure
     |-- ProducerFailed              the producer of samples failed; carries its message
+    |-- CheckpointError             a checkpoint could not be written, or is torn, truncated or foreign
     |-- RewardError                 a reward function failed for one sample
     `-- RunInterrupted              the run was asked to stop (Ctrl-C, SIGTERM)
 
@@ -92,6 +93,10 @@ class QueueClosed(PacelineError):
 
 class ProducerFailed(PacelineError):
     """The producer of samples failed; its own message is in this one."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint could not be written, or cannot be used; the message says which and why."""
 
 
 class RewardError(PacelineError):

@@ -47,6 +47,44 @@ class RunFinished(Event, frozen=True, tag="run.finished"):
     exit_code: int
 
 
+class RunResumed(Event, frozen=True, tag="run.resumed"):
+    """This life goes on from a checkpoint: of `from_life`, at its update `step` and version `version` (packed).
+
+    The first `admitted` samples of the run belong to the surviving lineage. Those in `restored` were on their way when
+    the checkpoint was taken and are again, whatever became of them afterwards. All others had ended by then; whatever
+    else an earlier life did after it is lost (`lost_lineage`). `refused` has a line for each newer checkpoint that
+    could not be used.
+    """
+
+    from_life: int
+    step: int
+    version: int
+    admitted: int
+    restored: list[str]
+    refused: list[str]
+
+
+class CheckpointSaved(Event, frozen=True, tag="checkpoint.saved"):
+    """A checkpoint of update `step` is whole. The trainer made no update for `seconds`; `version` (packed) is the last
+    captured one. `open_samples` were on their way. `pause_seconds` is that of generation: a save asks nothing of the
+    replicas.
+    """
+
+    step: int
+    version: int
+    seconds: float
+    bytes: int
+    open_samples: int
+    pause_seconds: float = 0.0
+
+
+class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
+    """A checkpoint could not be written; the one before it is whole and the run goes on."""
+
+    step: int
+    error: str
+
+
 class SampleAdmitted(Event, frozen=True, tag="sample.admitted"):
     """These samples (prompts with their n responses) began; each must end exactly once (L1)."""
 
@@ -208,6 +246,29 @@ class AdmissionLevel(Event, frozen=True, tag="admission.level"):
     in_flight: int
 
 
+class PromptRefused(Event, frozen=True, tag="prompt.refused"):
+    """This prompt is longer than allowed (both in tokens); it is not sent and another one takes its place."""
+
+    prompt_id: str
+    tokens: int
+    allowed: int
+
+
+class ResponsesAborted(Event, frozen=True, tag="responses.aborted"):
+    """These requests were taken from a replica before they were finished, for a named reason; they are issued again."""
+
+    replica: str
+    requests: list[str]
+    reason: str
+
+
+class ZombiesRefused(Event, frozen=True, tag="zombies.refused"):
+    """A replica delivered so many responses that nobody waits for any more: others have been asked for them."""
+
+    replica: str
+    completions: int
+
+
 class ValidationStarted(Event, frozen=True, tag="validation.started"):
     """A validation pinned this version."""
 
@@ -253,6 +314,9 @@ AnyEvent = (
     RunStarted
     | ProcessStarted
     | RunFinished
+    | RunResumed
+    | CheckpointSaved
+    | CheckpointFailed
     | SampleAdmitted
     | SampleTrained
     | SampleDropped
@@ -270,6 +334,9 @@ AnyEvent = (
     | GenerationWindow
     | QueueLevel
     | AdmissionLevel
+    | PromptRefused
+    | ResponsesAborted
+    | ZombiesRefused
     | ValidationStarted
     | ValidationFinished
     | ValidationSkipped

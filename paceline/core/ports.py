@@ -25,7 +25,7 @@ from paceline.core.commands import (
     SyncReport,
 )
 from paceline.core.manifest import WeightManifest
-from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, TrainBatch
+from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, StepTokens, TrainBatch
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,14 @@ class TrainBackend(Protocol):
 
     def save_pretrained(self, directory: str) -> None:
         """Write the model as a Hugging Face directory."""
+        ...
+
+    def save_state(self, directory: str) -> bool:
+        """Write weights, optimiser and random state into this directory; returns whether all numbers are finite."""
+        ...
+
+    def load_state(self, directory: str) -> None:
+        """Go on, bit for bit, from what `save_state` wrote. Raises CheckpointError: it is of another model."""
         ...
 
 
@@ -139,9 +147,8 @@ class InferenceEngine(Protocol):
     def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Serve from these tensors from the next step on; in-flight sequences follow the engine's KV policy.
 
-        Raises CoverageError and changes nothing when names, dtypes, shapes or layouts differ. A mapped engine that
-        fails has changed nothing; a copied one may hold parts of both versions, and is right again once the old one
-        is bound.
+        Raises CoverageError and changes nothing when names, dtypes, shapes or layouts differ. A copied engine that
+        fails half-way is right again once the old version is bound.
         """
         ...
 
@@ -163,6 +170,11 @@ class InferenceEngine(Protocol):
 
     def step(self) -> list[Completion]:
         """One decode step (prefill of admitted requests included); returns sequences that finished in it."""
+        ...
+
+    @property
+    def last_step(self) -> StepTokens | None:
+        """The tokens that the last `step` made, one per running sequence; None when it made none."""
         ...
 
     @property
@@ -209,8 +221,7 @@ class ServingBoard(Protocol):
     """Tells processes outside what a replica serves, so that they can check it for themselves."""
 
     def publish(self, version: int, digest: str, manifest: WeightManifest, served: Mapping[str, torch.Tensor]) -> None:
-        """`served` has the tensors that the engine reads, under the names of the manifest."""
-        ...
+        """`served`: what the engine reads, under the names of the manifest."""
 
 
 # ---- rollout side ---------------------------------------------------------------------------------------------------
@@ -258,8 +269,11 @@ class ReplicaControl(Protocol):
         """Forget a staged version that will not be swapped in; unknown versions are ignored."""
         ...
 
-    async def pin(self, version: int) -> bool:
-        """Keep this version servable for requests with `pinned_version`; False when it is not the served one."""
+    async def pin(self, version: int, deadline_wall: float | None = None) -> bool:
+        """Keep this version servable for requests with `pinned_version`; False when it is not the served one.
+
+        Raises LateCommand after `deadline_wall` (unix seconds): nobody would unpin it.
+        """
         ...
 
     async def unpin(self, version: int) -> None: ...
@@ -275,8 +289,7 @@ class ReplicaControl(Protocol):
     async def report(self) -> ReplicaReport: ...
 
 
-# ---- the parts as the synchronizer and the task runner see them
-# -------------------------------------------------------
+# ---- the parts as the synchronizer and the task runner see them -----------------------------------------------------
 
 
 class TrainerControl(Protocol):
@@ -304,6 +317,10 @@ class RolloutControl(Protocol):
 
     async def remove_replica(self, replica_id: str) -> None: ...
 
+    async def lose_replica(self, replica_id: str, reason: str) -> None:
+        """A replica is dead or does not answer; what it owed is handed over. Twice is harmless."""
+        ...
+
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
         """Write the rollouter's part of a checkpoint into this directory."""
         ...
@@ -330,6 +347,10 @@ class SampleSource(Protocol):
         """The trainer dropped so many samples; others are to be made in their place."""
         ...
 
+    async def snapshot(self) -> bytes:
+        """All that is on its way here at one moment (`core.checkpoint.RollouterSnapshot`, encoded)."""
+        ...
+
 
 class SynchronizerControl(Protocol):
     """`ParameterSynchronizer` as the trainer sees it."""
@@ -353,6 +374,10 @@ class QueueControl(Protocol):
 
         Raises QueueClosed once closed and drained, ProducerFailed when a producer failed.
         """
+        ...
+
+    async def peek_samples(self) -> list[bytes]:
+        """Everything in the queue, oldest first; nothing is taken."""
         ...
 
     async def update_param_version(self, version: int) -> None: ...

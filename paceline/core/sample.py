@@ -7,11 +7,11 @@ All records are msgspec structs: they cross processes as msgpack, never as pickl
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -55,13 +55,25 @@ class GenerationRequest(msgspec.Struct, array_like=True):
 
 class Completion(msgspec.Struct, array_like=True):
     """What an engine made of a request: all tokens of the response, with natural-log probabilities of the sampled
-    distribution and the packed version that made each. A stop token that was sampled is the last id."""
+    distribution and the packed version that made each. A stop token that was sampled is the last id.
+
+    "abort": it was taken out before it was finished; "error": the engine cannot run it, `error` says why."""
 
     request_id: str
     token_ids: list[int]
     logprobs: list[float]
     versions: list[int]
     finish_reason: FinishReason
+    error: str = ""
+
+
+class StepTokens(NamedTuple):
+    """What one decode step made: a token per request, all under `version` (packed); the lists are equally long."""
+
+    request_ids: list[str]
+    token_ids: list[int]
+    logprobs: list[float]
+    version: int
 
 
 class Response(msgspec.Struct, array_like=True):
@@ -109,3 +121,16 @@ def encode_sample(sample: Sample) -> bytes:
 def decode_sample(data: bytes) -> Sample:
     """Inverse of `encode_sample`; refuses anything of another shape."""
     return msgspec.msgpack.decode(data, type=Sample)
+
+
+def sample_id_of(life: int, number: int) -> str:
+    """The id of a sample: the life that admitted it and its number among all that the run has admitted, over all lives.
+
+    Example: `sample_id_of(2, 57) == "2-57"`.
+    """
+    return f"{life}-{number}"
+
+
+def sample_number(sample_id: str) -> int:
+    """Number of a sample over all lives of its run. Prompts are drawn in this order, one per number."""
+    return int(sample_id.rpartition("-")[2])

@@ -1,15 +1,19 @@
 """The version law (V3) and exact admission arithmetic.
 
 A version is `(life, n)`: each start of a run begins a new life, each weight sync raises n. Order is lexicographic.
-On the wire and beside every token it is one int64: life in the upper 23 bits, n in the lower 40. Lag is counted in
-versions of one life only; a token of another life has lost its lineage and has no lag.
+On the wire and beside every token it is one int64: life in the upper 23 bits, n in the lower 40. A resumed life goes
+on counting n where its checkpoint stood. Lag is counted along the lineage: versions of an earlier life count up to
+where this life's ancestors left it; every other token has lost its lineage and has no lag.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
+
+import msgspec
 
 from paceline.core.errors import ConfigError, VersionError
 
@@ -47,6 +51,47 @@ class Version(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.life}.{self.n}"
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """The versions that the weights of one life descend from.
+
+    `begin` is the n of this life's first version. `ancestors` maps each earlier life to the last n of it that counts:
+    where its checkpoint was taken, or, for a life that was resumed from the same checkpoint as this one, its first
+    version, whose weights are the same bit for bit.
+
+    Example: life 2 was resumed from a checkpoint of version 1.7 and pushes those weights as 2.7:
+    `Lineage(life=2, begin=7, ancestors={1: 7})`.
+    """
+
+    life: int
+    begin: int = 0
+    ancestors: dict[int, int] = msgspec.field(default_factory=dict)
+
+    def holds(self, version: Version) -> bool:
+        """Whether the weights of this version are among those that this life descends from."""
+        if version.life == self.life:
+            return version.n >= self.begin
+        return version.n <= self.ancestors.get(version.life, -1)
+
+    def lag(self, captured: Version, token: Version) -> int:
+        """Versions between the captured one (of this life) and the one that made a token; never negative (V7).
+
+        Raises:
+            VersionError: the token's lineage is lost, it is newer than the capture, or the capture is of another life.
+        """
+        if captured.life != self.life:
+            raise VersionError(f"version {captured} was not captured in life {self.life}")
+        if not self.holds(token):
+            raise VersionError(f"a token of version {token} has no lag against {captured}: its lineage is lost")
+        return version_lag(captured, Version(self.life, token.n))
+
+    def child(self, life: int, *, left_at: int, begin: int, siblings: Sequence[int] = ()) -> Lineage:
+        """The lineage of a life that is resumed from a checkpoint of this one, taken at version n `left_at`.
+
+        `siblings` are lives that were resumed from the same checkpoint before.
+        """
+        return Lineage(life, begin, {**self.ancestors, self.life: left_at, **dict.fromkeys(siblings, begin)})
 
 
 def version_lag(captured: Version, token: Version) -> int:

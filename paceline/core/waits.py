@@ -43,7 +43,9 @@ class Waits:
             announced = True
             self._events.emit(WaitBegan(who=self._who, what=what, since_wall=since_wall))
 
-        timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_SECONDS, announce)
+        timer = None
+        if seconds > ANNOUNCE_AFTER_SECONDS:
+            timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_SECONDS, announce)
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
@@ -54,6 +56,7 @@ class Waits:
             message = f"{self._who} waited {seconds:g} s for {what}: {culprit} did not answer"
             raise DeadlineExceeded(message, culprit, seconds) from error
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             if announced:
                 self._events.emit(WaitEnded(who=self._who, what=what, seconds=self._clock.now() - began))

@@ -1,7 +1,7 @@
 """Progress as plain lines, for a log file or a pipe: `tag key=value ...`, ASCII, no escape codes.
 
 Keys are stable; a value with a space or a quote stands in JSON quotes. Tags: run, process, step, validation,
-sync_error, sample_error, wait, wait_over, finished.
+sync_error, sync_skipped, sample_error, resumed, checkpoint, checkpoint_error, wait, wait_over, finished.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from rich.console import Console
 
 from paceline.core.events import (
     AnyEvent,
+    CheckpointFailed,
+    CheckpointSaved,
     ProcessStarted,
+    RunResumed,
     RunStarted,
     SampleFailed,
     SyncAborted,
     SyncCompleted,
+    SyncSkipped,
     TrainStep,
     ValidationFinished,
     ValidationSkipped,
@@ -126,12 +130,29 @@ def _line_of(event: AnyEvent) -> tuple[str, Fields]:  # noqa: PLR0911 - one retu
             return "validation", {"version": _version(event.version), "skipped": event.reason}
         case SyncAborted():
             return "sync_error", {"version": _version(event.version), "phase": event.phase, "error": event.error}
+        case SyncSkipped():
+            return "sync_skipped", {"version": _version(event.version), "error": event.error}
         case SampleFailed():
             return "sample_error", {"samples": len(event.ids), "error": event.error}
         case WaitBegan():
             return "wait", {"who": event.who, "what": event.what, "since": f"{event.since_wall:.1f}"}
         case WaitEnded():
             return "wait_over", {"who": event.who, "what": event.what, "seconds": _number(event.seconds)}
+        case _:
+            return _checkpoint_line(event)
+
+
+def _checkpoint_line(event: AnyEvent) -> tuple[str, Fields]:
+    match event:
+        case RunResumed():
+            fields: Fields = {"from_life": event.from_life, "step": event.step, "version": _version(event.version)}
+            refused = {"refused": "; ".join(event.refused)} if event.refused else {}
+            return "resumed", {**fields, "samples_on_their_way": len(event.restored), **refused}
+        case CheckpointSaved():
+            fields = {"step": event.step, "seconds": _number(event.seconds), "bytes": event.bytes}
+            return "checkpoint", {**fields, "version": _version(event.version)}
+        case CheckpointFailed():
+            return "checkpoint_error", {"step": event.step, "error": event.error}
         case _:
             return "", {}
 

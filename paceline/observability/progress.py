@@ -13,11 +13,13 @@ from functools import singledispatchmethod
 
 from paceline.core.events import (
     AdmissionLevel,
+    CheckpointFailed,
     Event,
     GenerationWindow,
     ProcessStarted,
     QueueLevel,
     RunFinished,
+    RunResumed,
     RunStarted,
     SampleDropped,
     SampleFailed,
@@ -27,6 +29,7 @@ from paceline.core.events import (
     SyncCaptured,
     SyncCompleted,
     SyncConfirmed,
+    SyncSkipped,
     SyncStaged,
     TrainStep,
     ValidationFinished,
@@ -199,6 +202,15 @@ class Progress:
         self.waits.clear()
 
     @_apply.register
+    def _(self, event: RunResumed, t: float) -> None:
+        if event.refused:
+            self.trouble = f"a checkpoint was refused: {event.refused[0]}"
+
+    @_apply.register
+    def _(self, event: CheckpointFailed, t: float) -> None:
+        self.trouble = f"no checkpoint of update {event.step}: {event.error}"
+
+    @_apply.register
     def _(self, event: ProcessStarted, t: float) -> None:
         self.processes[event.role] = event
         if event.role in self.replicas and self.replicas[event.role].state == "starting":
@@ -253,6 +265,10 @@ class Progress:
     @_apply.register
     def _(self, event: SyncAborted, t: float) -> None:
         self.trouble = f"sync of {Version.unpack(event.version)} ended in {event.phase}: {event.error}"
+
+    @_apply.register
+    def _(self, event: SyncSkipped, t: float) -> None:
+        self.trouble = f"sync of {Version.unpack(event.version)} skipped: {event.error}"
 
     @_apply.register
     def _(self, event: GenerationWindow, t: float) -> None:

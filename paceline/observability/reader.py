@@ -69,6 +69,13 @@ class EventTail:
         self._line = 0
         self.damaged: list[str] = []
 
+    @classmethod
+    def at_end(cls, path: Path) -> EventTail:
+        """Follows what is appended from now on."""
+        tail = cls(path)
+        tail._offset = path.stat().st_size if path.exists() else 0
+        return tail
+
     def read(self) -> list[Record]:
         """New records, in the order of the file; none when the file does not exist yet.
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from paceline.core.events import (
+    CheckpointFailed,
+    CheckpointSaved,
     Event,
     GenerationWindow,
     RunFinished,
@@ -21,12 +23,15 @@ from paceline.core.events import (
     SampleTrained,
     SyncAborted,
     SyncCompleted,
+    SyncSkipped,
     TrainStep,
     ValidationFinished,
     ValidationSkipped,
 )
+from paceline.core.sample import sample_number
 from paceline.core.version import Version
 from paceline.observability.ledger import Ledger
+from paceline.observability.lives import Life, split_lives, surviving
 from paceline.observability.reader import Record
 
 GOOD_ACCURACY = 0.80
@@ -38,18 +43,23 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
     """The summary of a run. Lines of several processes may cross; those of one process stand in its order.
 
     run_id, outcome, exit_code, error      of run.started and run.finished; null while the run is not finished
-    steps                                  optimiser updates
+    lives                                  how often the run was started
+    steps                                  optimiser updates of the surviving lineage
     versions                               distinct versions published (sync.completed)
     val_accuracy_first, val_accuracy_last  of the lowest and of the highest validated version
     val_accuracy_by_version                "life.n" -> accuracy, lowest version first
     validations_skipped                    validations asked for that have no result
     reward_last                            mean reward of the last update
-    startup_seconds                        from the begin of the command to the begin of the first update
-    train_seconds                          length of training, as defined above
+    startup_seconds                        from the begin of the last command to the begin of its first update
+    train_seconds                          length of training, as defined above, summed over the lives
     seconds_to_080                         from the begin of training to the first result of at least 0.80
     syncs                                  count, verified_count, bytes (sum), seconds quantiles of completed syncs;
-                                           aborted ones apart; quantiles of pauses over all (sync, replica) pairs
+                                           aborted and skipped ones apart; quantiles of pauses over all
+                                           (sync, replica) pairs
+    checkpoints                            saved_count, failed_count, bytes of the last, seconds_p50 and seconds_max
     samples                                admitted, trained, dropped by reason, failed, open (neither of these yet)
+    lost_lineage                           what earlier lives did after the checkpoint that was gone on from: samples
+                                           (which are in `samples.dropped` too) and their ids, updates
     ledger_errors                          samples that ended twice or without beginning, or open after a completed run
     version_lag                            mean, p99, max over trained tokens, in versions, at consumption
     tokens_generated                       response tokens of training rollouts; those of validations apart
@@ -57,32 +67,35 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
     rollouter_idle_ratio                   share of the replicas' windows in training in which no decode step ran
     lost_events                            gaps in the `seq` of a process: events that could not be written
     """
-    in_file = list(records)
-    ordered = sorted(in_file, key=lambda record: (record.t, record.proc, record.seq))
-    ledger = Ledger()
-    for record in ordered:
-        ledger.feed(record.event)
-    steps = _select(ordered, TrainStep)
-    begin, end = _training(steps)
-    outcome = _outcome(ordered)
-    windows = [window for _, window in _select(ordered, GenerationWindow)]
+    lives = split_lives(records)
+    ledger = Ledger(lives)
+    kept = _in_order(surviving(lives))
+    done = _in_order(record for life in lives for record in life.records)
+    trainings = [training for life in lives if (training := _training(life)) is not None]
+    begin = trainings[0].begin if trainings else None
+    steps = _select(kept, TrainStep)
+    outcome = _outcome(lives[-1].records)
+    windows = [window for _, window in _select(done, GenerationWindow)]
     return {
         **outcome,
+        "lives": len(lives),
         "steps": len(steps),
-        "versions": len({sync.version for _, sync in _select(ordered, SyncCompleted)}),
-        **_validations(ordered, begin),
+        "versions": len({sync.version for _, sync in _select(done, SyncCompleted)}),
+        **_validations(done, begin),
         "reward_last": steps[-1][1].reward_mean if steps else None,
-        "startup_seconds": _startup_seconds(ordered, begin),
-        "train_seconds": None if begin is None or end is None else end - begin,
-        "syncs": _syncs(ordered),
+        "startup_seconds": _startup_seconds(lives[-1]),
+        "train_seconds": sum(training.seconds for training in trainings) if trainings else None,
+        "syncs": _syncs(done),
+        "checkpoints": _checkpoints(done),
         "samples": _samples(ledger),
+        "lost_lineage": _lost_lineage(lives, ledger),
         "ledger_errors": _ledger_errors(ledger, outcome["outcome"]),
-        "version_lag": _version_lag(ordered),
+        "version_lag": _version_lag(kept),
         "tokens_generated": sum(window.tokens for window in windows),
         "validation_tokens_generated": sum(window.validation_tokens for window in windows),
-        "trainer_idle_ratio": _trainer_idle_ratio(steps, begin, end),
-        "rollouter_idle_ratio": _rollouter_idle_ratio(ordered, begin, end),
-        "lost_events": _lost_events(in_file),
+        "trainer_idle_ratio": _trainer_idle_ratio(trainings),
+        "rollouter_idle_ratio": _rollouter_idle_ratio(done, trainings),
+        "lost_events": sum(_lost_events(life.records) for life in lives),
     }
 
 
@@ -112,11 +125,29 @@ def _select(records: Sequence[Record], kind: type[E]) -> list[tuple[float, E]]:
     return [(record.t, record.event) for record in records if isinstance(record.event, kind)]
 
 
-def _training(steps: Sequence[tuple[float, TrainStep]]) -> tuple[float | None, float | None]:
+class _Training(NamedTuple):
+    """Training of one life, in unix seconds; the wait before its first update belongs to its start-up."""
+
+    begin: float
+    end: float
+    idle_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def _in_order(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: (record.t, record.proc, record.seq))
+
+
+def _training(life: Life) -> _Training | None:
+    steps = _select(_in_order(life.records), TrainStep)
     if not steps:
-        return None, None
+        return None
+    idle = sum(step.wait_seconds + step.blocked_seconds for _, step in steps[1:])
     first_end, first = steps[0]
-    return first_end - first.seconds, steps[-1][0]
+    return _Training(first_end - first.seconds, steps[-1][0], idle)
 
 
 def _outcome(records: Sequence[Record]) -> dict[str, Any]:
@@ -131,9 +162,9 @@ def _outcome(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _startup_seconds(records: Sequence[Record], begin: float | None) -> float | None:
-    started = _select(records, RunStarted)
-    return None if begin is None or not started else begin - started[-1][1].command_wall
+def _startup_seconds(life: Life) -> float | None:
+    started, training = _select(life.records, RunStarted), _training(life)
+    return None if training is None or not started else training.begin - started[-1][1].command_wall
 
 
 def _validations(records: Sequence[Record], begin: float | None) -> dict[str, Any]:
@@ -159,12 +190,43 @@ def _syncs(records: Sequence[Record]) -> dict[str, Any]:
         "count": len(completed),
         "verified_count": sum(sync.verified for sync in completed),
         "aborted_count": len(_select(records, SyncAborted)),
+        "skipped_count": len(_select(records, SyncSkipped)),
         "bytes": sum(sync.bytes for sync in completed),
         "seconds_p50": quantile(seconds, 0.50),
         "seconds_p99": quantile(seconds, 0.99),
         "pause_seconds_p50": quantile(pauses, 0.50),
         "pause_seconds_p99": quantile(pauses, 0.99),
     }
+
+
+def _checkpoints(records: Sequence[Record]) -> dict[str, Any]:
+    saved = [event for _, event in _select(records, CheckpointSaved)]
+    seconds = [event.seconds for event in saved]
+    return {
+        "saved_count": len(saved),
+        "failed_count": len(_select(records, CheckpointFailed)),
+        "bytes": saved[-1].bytes if saved else 0,
+        "seconds_p50": quantile(seconds, 0.50),
+        "seconds_max": max(seconds, default=None),
+    }
+
+
+def _lost_lineage(lives: Sequence[Life], ledger: Ledger) -> dict[str, Any]:
+    kept = len(_select(surviving(lives), TrainStep))
+    made = sum(len(_select(life.records, TrainStep)) for life in lives)
+    return {"samples": len(ledger.lost), "updates": made - kept, "ids": number_ranges(ledger.lost)}
+
+
+def number_ranges(sample_ids: Sequence[str]) -> list[str]:
+    """Sample ids as ranges, each of one life: `["1-4", "1-5", "2-5"]` is `["1-4..5", "2-5"]`."""
+    numbers = sorted((int(one.partition("-")[0]), sample_number(one)) for one in sample_ids)
+    ranges: list[list[int]] = []
+    for life, number in numbers:
+        if ranges and ranges[-1][0] == life and ranges[-1][2] == number - 1:
+            ranges[-1][2] = number
+        else:
+            ranges.append([life, number, number])
+    return [f"{life}-{first}" if first == last else f"{life}-{first}..{last}" for life, first, last in ranges]
 
 
 def _samples(ledger: Ledger) -> dict[str, Any]:
@@ -198,19 +260,17 @@ def _version_lag(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _trainer_idle_ratio(
-    steps: Sequence[tuple[float, TrainStep]], begin: float | None, end: float | None
-) -> float | None:
-    # The wait before the first update belongs to the start-up, not to training.
-    if begin is None or end is None or end <= begin:
-        return None
-    return _ratio(sum(step.wait_seconds + step.blocked_seconds for _, step in steps[1:]), end - begin)
+def _trainer_idle_ratio(trainings: Sequence[_Training]) -> float | None:
+    total = sum(training.seconds for training in trainings)
+    return _ratio(sum(training.idle_seconds for training in trainings), total) if total > 0 else None
 
 
-def _rollouter_idle_ratio(records: Sequence[Record], begin: float | None, end: float | None) -> float | None:
-    if begin is None or end is None:
-        return None
-    windows = [window for t, window in _select(records, GenerationWindow) if begin < t <= end]
+def _rollouter_idle_ratio(records: Sequence[Record], trainings: Sequence[_Training]) -> float | None:
+    windows = [
+        window
+        for t, window in _select(records, GenerationWindow)
+        if any(training.begin < t <= training.end for training in trainings)
+    ]
     total = sum(window.seconds for window in windows)
     return _ratio(total - sum(window.busy_seconds for window in windows), total) if total > 0 else None
 

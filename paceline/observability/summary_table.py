@@ -10,6 +10,7 @@ from rich.text import Text
 
 from paceline.observability.figures import bytes_text, count_text, decimal_text, ratio_text, seconds_text
 
+SHOWN_RANGES = 8
 OUTCOME_STYLES = {"completed": "bold green", "interrupted": "bold yellow", "failed": "bold red"}
 
 
@@ -26,7 +27,11 @@ def summary_table(summary: Mapping[str, Any], run_dir: str) -> Table:
     table.add_row("accuracy", _accuracy(summary))
     table.add_row("training", _training(summary))
     table.add_row("syncs", _syncs(summary["syncs"]))
+    if summary["checkpoints"]["saved_count"] or summary["checkpoints"]["failed_count"]:
+        table.add_row("checkpoints", _checkpoints(summary["checkpoints"]))
     table.add_row("samples", _samples(summary["samples"]))
+    if summary["lives"] > 1:
+        table.add_row("lives", _lives(summary))
     table.add_row("version lag", _lag(summary["version_lag"]))
     table.add_row("generation", f"{count_text(summary['tokens_generated'])} response tokens")
     trainer, rollouter = (ratio_text(summary[f"{part}_idle_ratio"]) for part in ("trainer", "rollouter"))
@@ -64,6 +69,19 @@ def _syncs(syncs: Mapping[str, Any]) -> str:
     took = f"{seconds_text(syncs['seconds_p50'])} (p99 {seconds_text(syncs['seconds_p99'])})"
     verified = f"{syncs['verified_count']} of {syncs['count']} verified{aborted}"
     return f"{verified}, {bytes_text(syncs['bytes'])}, each {took}, {pause}"
+
+
+def _checkpoints(checkpoints: Mapping[str, Any]) -> str:
+    failed = f", {checkpoints['failed_count']} failed" if checkpoints["failed_count"] else ""
+    took = f"each {seconds_text(checkpoints['seconds_p50'])} (max {seconds_text(checkpoints['seconds_max'])})"
+    return f"{checkpoints['saved_count']} saved{failed}, {bytes_text(checkpoints['bytes'])}, {took}"
+
+
+def _lives(summary: Mapping[str, Any]) -> str:
+    lost = summary["lost_lineage"]
+    shown = ", ".join(lost["ids"][:SHOWN_RANGES]) + (", ..." if len(lost["ids"]) > SHOWN_RANGES else "")
+    what = f"{count_text(lost['samples'])} samples ({shown})" if lost["samples"] else "no sample"
+    return f"started {summary['lives']} times; lost lineage: {what}, {lost['updates']} updates"
 
 
 def _samples(samples: Mapping[str, Any]) -> str:

@@ -12,14 +12,18 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from paceline.core.errors import DeadlineExceeded, SyncError
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import InferenceEngine
 from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest, root_digest, tensor_digest
+
+if TYPE_CHECKING:
+    import torch
 
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -62,15 +66,14 @@ class FileServingBoard:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
-    def publish(self, version: int, digest: str, manifest: WeightManifest, engine: InferenceEngine) -> None:
-        """Write what the engine serves from now on.
+    def publish(self, version: int, digest: str, manifest: WeightManifest, served: Mapping[str, torch.Tensor]) -> None:
+        """Write what the engine serves from now on, by the names of the manifest.
 
         Raises:
             SyncError: the engine serves a tensor whose bytes are not dense.
         """
         from paceline.weights.dtypes import dtype_name
 
-        served = engine.served_tensors()
         strided = sorted(name for name, tensor in served.items() if not tensor.is_contiguous())
         if strided:
             raise SyncError(f"{self._replica} serves tensors whose bytes are not dense: {', '.join(strided)}")

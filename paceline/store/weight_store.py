@@ -11,21 +11,35 @@ import threading
 from collections.abc import Iterator
 
 from paceline.core.errors import SyncError, VersionError
-from paceline.store.fd_channel import ArenaRequest, ArenaServer
-from paceline.store.memory_arena import MemoryArena
+from paceline.store.arena import Arena
+from paceline.store.arena_backing import ArenaKind
+from paceline.store.arena_server import ArenaServer
+from paceline.store.channel_messages import ArenaRequest
+from paceline.store.store_home import StoreHome
 
 
 class WeightStore:
     """Writer's end. Thread-safe: captures on one thread, the channel on its own, questions from any."""
 
-    def __init__(self, *, directory: str, arenas: int, capacity: int) -> None:
-        """Allocate `arenas` arenas of `capacity` bytes for good and listen below `directory`."""
-        self._arenas = [MemoryArena(capacity) for _ in range(arenas)]
+    def __init__(self, *, directory: str, arenas: int, capacity: int, kind: ArenaKind = "memfd") -> None:
+        """Allocate `arenas` arenas of `capacity` bytes for good and listen below `directory`.
+
+        Raises:
+            CapacityError: there is not room enough; nothing is left behind.
+        """
+        self._home = StoreHome(directory)
+        self._arenas: list[Arena] = []
+        try:
+            for _ in range(arenas):
+                self._arenas.append(Arena(capacity, kind=kind, directory=self._home.path))
+        except BaseException:  # half a store is none
+            self._give_up()
+            raise
         self._versions: dict[str, int | None] = {arena.arena_id: None for arena in self._arenas}
         self._newest: str | None = None
         self._writing: str | None = None
         self._mutex = threading.Lock()
-        self._server = ArenaServer(directory, self._descriptor)
+        self._server = ArenaServer(self._home.path, self._descriptor, kind)
 
     @property
     def address(self) -> str:
@@ -33,7 +47,7 @@ class WeightStore:
         return self._server.address
 
     @contextlib.contextmanager
-    def writing(self, version: int) -> Iterator[MemoryArena]:
+    def writing(self, version: int) -> Iterator[Arena]:
         """A free arena to write `version` into; it is published when the block ends, and of no version if it raises.
 
         Raises:
@@ -62,11 +76,15 @@ class WeightStore:
         """Stop serving and give up the arenas; readers keep what they have leased."""
         self._server.close()
         with self._mutex:
-            for arena in self._arenas:
-                arena.close()
-            self._arenas = []
+            self._give_up()
 
-    def _take(self, version: int) -> MemoryArena:
+    def _give_up(self) -> None:
+        for arena in self._arenas:
+            arena.close()
+        self._arenas = []
+        self._home.remove()
+
+    def _take(self, version: int) -> Arena:
         with self._mutex:
             if self._writing is not None:
                 raise SyncError("another capture is being written")
@@ -76,12 +94,13 @@ class WeightStore:
             # Without a version first, then the oldest: what is newer may still be asked for.
             for arena in sorted(self._spare(), key=lambda arena: self._versions[arena.arena_id] or -1):
                 if arena.begin_write():
+                    self._server.forget_digests(arena.arena_id)
                     self._versions[arena.arena_id] = None
                     self._writing = arena.arena_id
                     return arena
             raise SyncError(f"no free arena for version {version}: held by {', '.join(self._blocking())}")
 
-    def _spare(self) -> list[MemoryArena]:
+    def _spare(self) -> list[Arena]:
         return [arena for arena in self._arenas if arena.arena_id not in (self._newest, self._writing)]
 
     def _blocking(self) -> list[str]:

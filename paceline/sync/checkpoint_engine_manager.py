@@ -12,14 +12,14 @@ but counts for nothing until it has confirmed a full snapshot again (`catch_up`,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from paceline.core.commands import CaptureCommand, CaptureReport, StageCommand, StageReport, SwapCommand, SwapReport
 from paceline.core.config import Config
-from paceline.core.errors import PacelineError, SyncError, VersionError
+from paceline.core.errors import DeadlineExceeded, PacelineError, SyncError, WorkerDied
 from paceline.core.events import EventSink, SyncCaptured, SyncConfirmed, SyncStaged
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock, ReplicaControl, TrainerControl
@@ -27,6 +27,8 @@ from paceline.core.version import Version
 from paceline.core.waits import Waits
 
 R = TypeVar("R")
+
+MOST_PATIENCE_SECONDS = 0.4  # beyond a command's deadline, so that an error at the deadline comes with its own name
 
 
 class WeightUpdate(msgspec.Struct, frozen=True):
@@ -55,7 +57,12 @@ class CheckpointEngineManager:
         self._trainer = trainer
         self._replicas = {replica.replica_id: replica for replica in replicas}
         self._fenced: dict[str, str] = {}
+        self._dead: set[str] = set()
+        self._joined = asyncio.Event()
         self._newest: WeightManifest | None = None
+        self._joining: set[str] = set()  # fenced, but on their feet: the next version takes them along
+        self._settled = asyncio.Event()  # no version is on its way
+        self._settled.set()
         self._timeout_seconds = config.checkpoint_engine.sync_timeout_seconds
         self._verify = config.checkpoint_engine.verify
         self._at_once = asyncio.Semaphore(config.checkpoint_engine.swaps_at_once or 1_000_000)
@@ -70,6 +77,8 @@ class CheckpointEngineManager:
         """Replicas join, or return under their old name; each counts once it has caught up (`catch_up`)."""
         for replica in replicas:
             self._replicas[replica.replica_id] = replica
+            self._dead.discard(replica.replica_id)
+            self._joined.set()
             self._fenced[replica.replica_id] = "has not confirmed a version yet"
 
     def remove_replicas(self, replica_ids: Iterable[str]) -> None:
@@ -77,6 +86,17 @@ class CheckpointEngineManager:
         for replica_id in replica_ids:
             self._replicas.pop(replica_id, None)
             self._fenced.pop(replica_id, None)
+            self._dead.discard(replica_id)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether there is a replica that is not known to be dead."""
+        return bool(self._replicas.keys() - self._dead)
+
+    async def somebody_joins(self) -> None:
+        """Return once a replica has been added."""
+        self._joined.clear()
+        await self._joined.wait()
 
     @property
     def fenced(self) -> dict[str, str]:
@@ -89,20 +109,37 @@ class CheckpointEngineManager:
         Raises:
             PacelineError: it stays fenced.
         """
-        while True:
-            manifest, replica = self._newest, self._replicas.get(replica_id)
-            if manifest is None or replica is None:
-                raise SyncError(f"{replica_id} cannot catch up: there is no version yet, or it has left")
-            try:
+        try:
+            while True:
+                version = await self._try_to_catch_up(replica_id)
+                if version is not None:
+                    return version
+        finally:
+            self._joining.discard(replica_id)
+
+    async def _try_to_catch_up(self, replica_id: str) -> int | None:
+        """The version that the replica confirmed, or None when a newer one took its place meanwhile."""
+        await self._settled.wait()
+        manifest, replica = self._newest, self._replicas.get(replica_id)
+        if manifest is None or replica is None:
+            raise SyncError(f"{replica_id} cannot catch up: there is no version yet, or it has left")
+        try:
+            if not await self._serves(replica_id, replica, manifest):
                 await self._stage(replica_id, replica, manifest)
                 await self._swap(replica_id, replica, manifest)
-            except (VersionError, SyncError):
-                if self._newest is manifest:
-                    raise
-                continue  # a newer version took this one's place meanwhile
-            if self._newest is manifest:
-                self._fenced.pop(replica_id, None)
-                return manifest.version
+        except PacelineError as error:
+            if isinstance(error, WorkerDied | DeadlineExceeded):
+                raise
+            if self._newest is manifest and self._settled.is_set():
+                raise
+            return None
+        if self._newest is not manifest or not self._settled.is_set():
+            self._joining.add(replica_id)
+            return None
+        if self._replicas.get(replica_id) is not replica:
+            return None
+        self._count_in(replica_id)
+        return manifest.version
 
     # -- one version ---------------------------------------------------------------------------------------------------
 
@@ -111,37 +148,62 @@ class CheckpointEngineManager:
 
         Raises:
             SyncError: no replica confirmed; every one is named with its error. DeadlineExceeded, WorkerDied and
-            others: the
-                trainer gave no snapshot.
+                others: the trainer gave no snapshot.
         """
         version = global_steps if version is None else version
+        self._settled.clear()
+        try:
+            return await self._update(version)
+        finally:
+            self._settled.set()
+
+    async def _update(self, version: int) -> WeightUpdate:
         began = self._clock.now()
         capture = await self._capture(version)
         captured = self._clock.now()
         failed: dict[str, str] = {}
-        staged = await self._on_each(
-            [name for name in self._replicas if name not in self._fenced] or list(self._replicas),
-            lambda name: self._stage(name, self._replicas[name], capture.manifest),
-            failed,
-        )
+        members = self._members()
+        staged = await self._on_each(members, self._stage, capture.manifest, failed)
         staged_at = self._clock.now()
-        swapped = await self._on_each(
-            list(staged), lambda name: self._swap(name, self._replicas[name], capture.manifest), failed
-        )
-        for name in swapped:
-            self._fenced.pop(name, None)
+        swapped = await self._on_each({name: members[name] for name in staged}, self._swap, capture.manifest, failed)
+        phases = {"capture": captured - began, "stage": staged_at - captured, "swap": self._clock.now() - staged_at}
+        await self._discard({name: members[name] for name in failed}, version)
+        # A replica that left or was started again meanwhile is not the one that confirmed or failed.
+        swapped = {name: report for name, report in swapped.items() if self._replicas.get(name) is members[name]}
+        failed = {name: error for name, error in failed.items() if self._replicas.get(name) is members[name]}
         self._fenced.update(failed)
-        await self._discard(failed, version)
         if not swapped:
             causes = "; ".join(self._fenced.values()) or "there is none"
             raise SyncError(f"version {Version.unpack(version)} reached no replica: {causes}")
+        for name in swapped:
+            self._count_in(name)
         self._newest = capture.manifest
-        phases = {"capture": captured - began, "stage": staged_at - captured, "swap": self._clock.now() - staged_at}
         digest = capture.manifest.digest
         verified = all(staged[name].digest == digest == report.digest for name, report in swapped.items())
         return WeightUpdate(
-            version=version, capture=capture, swapped=swapped, fenced=failed, phases=phases, verified=verified
+            version=version, capture=capture, swapped=swapped, fenced=self.fenced, phases=phases, verified=verified
         )
+
+    def _count_in(self, name: str) -> None:
+        """It has confirmed the newest version."""
+        self._fenced.pop(name, None)
+        self._dead.discard(name)
+
+    def _members(self) -> dict[str, ReplicaControl]:
+        """Whom a version goes to: not the fenced, who would delay the others, unless there is nobody else."""
+        alive = {name: replica for name, replica in self._replicas.items() if name not in self._dead}
+        left_out = self._fenced.keys() - self._joining
+        return {name: replica for name, replica in alive.items() if name not in left_out} or alive
+
+    async def _serves(self, name: str, replica: ReplicaControl, manifest: WeightManifest) -> bool:
+        """Whether this replica serves the version already: a confirmation was lost on its way."""
+        report = await self._bounded(replica.report(), "a report", name)
+        if (report.state, report.version, report.digest) != ("ready", manifest.version, manifest.digest):
+            return False
+        self._events.emit(
+            SyncConfirmed(replica=name, version=manifest.version, pause_seconds=0.0, digest=report.digest)
+        )
+        return True
 
     async def _capture(self, version: int) -> CaptureReport:
         command = CaptureCommand(version=version, sync_id=self._sync_id(), deadline_wall=self._deadline())
@@ -162,7 +224,7 @@ class CheckpointEngineManager:
         command = StageCommand(manifest=manifest, sync_id=self._sync_id(), deadline_wall=self._deadline())
         report = await self._bounded(replica.stage(command), "staged weights", name)
         verified = report.digest == manifest.digest
-        if self._verify == "full" and not verified:
+        if self._verify != "off" and not verified:
             raise SyncError(f"{name} staged {report.digest or 'unverified bytes'}, not {manifest.digest}")
         self._events.emit(SyncStaged(replica=name, version=report.version, seconds=report.seconds, verified=verified))
         return report
@@ -181,30 +243,38 @@ class CheckpointEngineManager:
         return report
 
     async def _on_each(
-        self, names: Sequence[str], call: Callable[[str], Awaitable[R]], failed: dict[str, str]
+        self,
+        replicas: Mapping[str, ReplicaControl],
+        call: Callable[[str, ReplicaControl, WeightManifest], Awaitable[R]],
+        manifest: WeightManifest,
+        failed: dict[str, str],
     ) -> dict[str, R]:
         """Results by name; a replica's own error goes into `failed`, anything else is raised."""
-        results = await asyncio.gather(*(call(name) for name in names), return_exceptions=True)
+        calls = (call(name, replica, manifest) for name, replica in replicas.items())
+        results = await asyncio.gather(*calls, return_exceptions=True)
         done: dict[str, R] = {}
-        for name, result in zip(names, results, strict=True):
+        for name, result in zip(replicas, results, strict=True):
             if isinstance(result, PacelineError):
                 failed[name] = result.message
+                if isinstance(result, WorkerDied) and self._replicas.get(name) is replicas[name]:
+                    self._dead.add(name)
+            elif isinstance(result, asyncio.CancelledError):
+                failed[name] = f"the call to {name} was cancelled"
             elif isinstance(result, BaseException):
                 raise result
             else:
                 done[name] = result
         return done
 
-    async def _discard(self, names: Iterable[str], version: int) -> None:
+    async def _discard(self, replicas: Mapping[str, ReplicaControl], version: int) -> None:
         calls = [
-            self._bounded(self._replicas[name].discard_staged(version), "a discard", name)
-            for name in names
-            if name in self._replicas
+            self._bounded(replica.discard_staged(version), "a discard", name) for name, replica in replicas.items()
         ]
         await asyncio.gather(*calls, return_exceptions=True)  # a replica that is gone holds nothing
 
     async def _bounded(self, awaitable: Awaitable[R], what: str, culprit: str) -> R:
-        return await self._waits.bounded(awaitable, seconds=self._timeout_seconds, what=what, culprit=culprit)
+        seconds = self._timeout_seconds + min(MOST_PATIENCE_SECONDS, self._timeout_seconds / 10)
+        return await self._waits.bounded(awaitable, seconds=seconds, what=what, culprit=culprit)
 
     def _deadline(self) -> float:
         return self._clock.wall() + self._timeout_seconds

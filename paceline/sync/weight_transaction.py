@@ -5,33 +5,52 @@ comes late or belongs to another life is refused and changes nothing.
 
 States: JOINING -> READY(v) -> UPDATING -> READY(w), or FENCED when neither the new nor the old version can be proved.
 Staged weights lie beside the served ones until they are swapped in or discarded. `swap` must run between two decode
-steps.
+steps. Rollback is binding the version before, whose lease is held until the swap is proved: pointers again for a mapped
+engine, a copy of all its bytes for one that owns its memory.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from paceline.core.commands import ReplicaReport, ReplicaState, StageCommand, StageReport, SwapCommand
 from paceline.core.errors import DigestMismatch, LateCommand, PacelineError, SyncError, VersionError
 from paceline.core.ports import Clock, InferenceEngine, ServingBoard, StagedWeights, WeightReceiver
 from paceline.core.version import Version
+from paceline.sync.covered_weights import CoveredWeights
+from paceline.sync.served_proof import wrong_tensors
+from paceline.weights.coverage import CoverageRules, plan_coverage
+
+T = TypeVar("T")
 
 
 class WeightTransaction:
-    """The versions one replica holds: the served one and the staged ones."""
+    """The versions one replica holds: the served one and the staged ones.
+
+    `rules` say how sent names become the engine's; without them names are equal and nothing is without a partner.
+    """
 
     def __init__(
-        self, *, replica_id: str, life: int, receiver: WeightReceiver, board: ServingBoard, clock: Clock
+        self,
+        *,
+        replica_id: str,
+        life: int,
+        receiver: WeightReceiver,
+        board: ServingBoard,
+        clock: Clock,
+        rules: CoverageRules | None = None,
     ) -> None:
         self._replica_id = replica_id
         self._life = life
         self._receiver = receiver
         self._board = board
         self._clock = clock
+        self._rules = CoverageRules() if rules is None else rules
         self._state: ReplicaState = "joining"
-        self._serving: StagedWeights | None = None
-        self._staged: dict[int, StagedWeights] = {}
+        self._serving: CoveredWeights | None = None
+        self._staged: dict[int, CoveredWeights] = {}
         self._staged_lock = threading.Lock()  # staging runs in a worker thread beside the decode loop
 
     @property
@@ -51,10 +70,12 @@ class WeightTransaction:
         digest = serving.manifest.digest if serving else ""
         return ReplicaReport(replica=self._replica_id, state=self._state, version=version, digest=digest)
 
-    def stage(self, command: StageCommand) -> StageReport:
-        """Fetch and verify a version beside the served one; runs in a worker thread.
+    def stage(self, command: StageCommand, engine: InferenceEngine) -> StageReport:
+        """Fetch and verify a version beside the served one; runs in a worker thread. The engine is only asked what it
+        expects.
 
         Raises:
+            CoverageError: what was sent does not cover the engine; nothing was fetched.
             LateCommand, VersionError, SyncError: nothing has changed here.
         """
         manifest = command.manifest
@@ -63,7 +84,8 @@ class WeightTransaction:
             served = Version.unpack(self._serving.manifest.version)
             raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(manifest.version)} is not newer")
         began = self._clock.now()
-        staged = self._receiver.stage(manifest)
+        plan = plan_coverage(manifest, engine.expected_tensors(), engine.expected_ties(), self._rules)
+        staged = CoveredWeights(self._named("staging", lambda: self._receiver.stage(manifest)), plan)
         with self._staged_lock:
             previous = self._staged.pop(manifest.version, None)
             self._staged[manifest.version] = staged
@@ -87,9 +109,12 @@ class WeightTransaction:
         if staged is None:
             raise SyncError(f"{self._replica_id}: version {Version.unpack(command.version)} is not staged")
         previous = self._serving
+        if previous is not None and command.version <= previous.manifest.version:
+            served = Version.unpack(previous.manifest.version)
+            raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(command.version)} is not newer")
         self._state = "updating"
         try:
-            engine.bind(staged.tensors, command.version)
+            self._named("binding", lambda: engine.bind(staged.tensors, command.version))
             self._prove(engine, staged)
         except PacelineError:
             self._restore(engine, previous)
@@ -104,7 +129,8 @@ class WeightTransaction:
         """Tell processes outside what is served; after the swap, not in the pause."""
         if self._serving is not None:
             manifest = self._serving.manifest
-            self._board.publish(manifest.version, manifest.digest, manifest, engine)
+            served = self._serving.served_as_sent(engine.served_tensors())
+            self._board.publish(manifest.version, manifest.digest, manifest, served)
 
     def discard(self, version: int) -> None:
         """Forget a staged version; unknown ones are ignored."""
@@ -125,32 +151,32 @@ class WeightTransaction:
             self._serving = None
         self._receiver.close()
 
-    def _restore(self, engine: InferenceEngine, previous: StagedWeights | None) -> None:
+    def _restore(self, engine: InferenceEngine, previous: CoveredWeights | None) -> None:
         if previous is None:
             self._state = "joining"
             return
         try:
-            engine.bind(previous.tensors, previous.manifest.version)
+            self._named("rolling back", lambda: engine.bind(previous.tensors, previous.manifest.version))
             self._prove(engine, previous)
         except PacelineError:
             self._state = "fenced"
         else:
             self._state = "ready"
 
-    def _prove(self, engine: InferenceEngine, staged: StagedWeights) -> None:
-        """The engine reads the staged bytes themselves: same addresses, shapes and dtypes under every name."""
-        served = engine.served_tensors()
-        wrong = [
-            name
-            for name, tensor in staged.tensors.items()
-            if name not in served
-            or served[name].data_ptr() != tensor.data_ptr()
-            or served[name].shape != tensor.shape
-            or served[name].dtype != tensor.dtype
-        ]
+    def _prove(self, engine: InferenceEngine, staged: CoveredWeights) -> None:
+        wrong = wrong_tensors(engine, staged)
         if wrong:
             names = ", ".join(sorted(wrong)[:8])
             raise DigestMismatch(f"{self._replica_id} does not serve the staged bytes of {len(wrong)} tensors: {names}")
+
+    def _named(self, doing: str, call: Callable[[], T]) -> T:
+        """Engines and receivers are foreign code: whatever they raise becomes an error of a sync, with names."""
+        try:
+            return call()
+        except PacelineError:
+            raise
+        except Exception as error:  # a sync must end for all sides, whatever the engine's library throws
+            raise SyncError(f"{self._replica_id} failed {doing} weights: {type(error).__name__}: {error}") from error
 
     def _refuse_late(self, version: int, deadline_wall: float) -> None:
         life = Version.unpack(version).life

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CoverageError
-from paceline.core.sample import Completion, GenerationRequest, TrainBatch
+from paceline.core.sample import Completion, GenerationRequest, StepTokens, TrainBatch
+from paceline.testing.weight_memory import PointedWeights, WeightMemory
 
 PREFIX_BLOCK = 4
 
@@ -56,6 +60,17 @@ class MarkerBackend:
     def save_pretrained(self, directory: str) -> None:
         """There is nothing worth saving."""
 
+    def save_state(self, directory: str) -> bool:
+        """`trainer.safetensors` with the two tensors."""
+        save_file({"marker": self._marker, "weight": self._weight}, Path(directory) / "trainer.safetensors")
+        return bool(torch.isfinite(self._weight).all())
+
+    def load_state(self, directory: str) -> None:
+        """Read them again."""
+        state = load_file(Path(directory) / "trainer.safetensors")
+        self._marker.copy_(state["marker"])
+        self._weight.copy_(state["weight"])
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -67,21 +82,25 @@ class _Sequence:
 
 
 class MarkerEngine:
-    """An inference engine of the marker model. A response ends at `max_tokens` ("length"); `places` run at a time."""
+    """An inference engine of the marker model. A response ends at `max_tokens` ("length"); `places` run at a time.
 
-    def __init__(self, *, width: int = 8, places: int = 64) -> None:
+    `memory` decides how it applies weights (`weight_memory`); without it, it points at what it is given.
+    """
+
+    def __init__(self, *, width: int = 8, places: int = 64, memory: WeightMemory | None = None) -> None:
         self._expected = {
             "marker": ("int64", (1,)),
             "weight": ("float32", (width,)),
             "head": ("float32", (width,)),
         }
         self._places = places
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._memory: WeightMemory = PointedWeights() if memory is None else memory
         self._version: int | None = None
         self._queue: list[GenerationRequest] = []
         self._active: list[_Sequence] = []
         self._prefix_cache: dict[tuple[int, ...], int] = {}
         self._tokens_generated = 0
+        self._last_step: StepTokens | None = None
         self.prefill_markers: dict[str, set[int]] = {}
 
     @property
@@ -107,7 +126,16 @@ class MarkerEngine:
     @property
     def marker(self) -> int:
         """The marker of the tensor held now."""
-        return int(self._tensors["marker"][0])
+        return int(self._memory.tensors["marker"][0])
+
+    @property
+    def apply(self) -> Literal["mapped", "copied"]:
+        """That of the memory."""
+        return self._memory.apply
+
+    def expected_ties(self) -> Sequence[tuple[str, str]]:
+        """None: `head` may be tied to `weight` or not."""
+        return ()
 
     def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """`marker`, `weight`, `head`."""
@@ -118,20 +146,20 @@ class MarkerEngine:
         offered = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
         if offered != self._expected:
             raise CoverageError(f"marker engine expects {self._expected}, was offered {offered}")
-        self._tensors = dict(tensors)
+        self._memory.put(tensors)
         self._version = version
         self._prefix_cache.clear()
 
     def unbind(self) -> None:
         """Hold nothing; forget all requests."""
-        self._tensors = {}
+        self._memory.clear()
         self._version = None
         self._queue = []
         self._active = []
 
     def served_tensors(self) -> Mapping[str, torch.Tensor]:
         """What is held now."""
-        return self._tensors
+        return self._memory.tensors
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests."""
@@ -152,11 +180,27 @@ class MarkerEngine:
             sequence = self._begin(self._queue.pop(0))
             self._prefill(sequence)
             self._active.append(sequence)
+        before = self._tokens_generated
         for sequence in self._active:
             self._decode(sequence)
+        self._last_step = self._newest() if self._tokens_generated > before else None
         finished = [s for s in self._active if len(s.tokens) >= s.request.params.max_tokens]
         self._active = [s for s in self._active if len(s.tokens) < s.request.params.max_tokens]
         return [Completion(s.request.request_id, s.tokens, s.logprobs, s.versions, "length") for s in finished]
+
+    @property
+    def last_step(self) -> StepTokens | None:
+        """What the last step made."""
+        return self._last_step
+
+    def _newest(self) -> StepTokens:
+        grown = [s for s in self._active if len(s.tokens) > len(s.request.response_ids)]
+        return StepTokens(
+            [s.request.request_id for s in grown],
+            [s.tokens[-1] for s in grown],
+            [s.logprobs[-1] for s in grown],
+            self._version if self._version is not None else 0,
+        )
 
     def _begin(self, request: GenerationRequest) -> _Sequence:
         return _Sequence(request, [*request.response_ids], [*request.logprobs], [*request.versions], set())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from paceline.core.commands import (
     CaptureCommand,
@@ -20,8 +20,11 @@ from paceline.core.commands import (
 )
 from paceline.core.events import Event
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import InferenceEngine, ReplicaControl
+from paceline.core.ports import ReplicaControl
 from paceline.core.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
 
 E = TypeVar("E", bound=Event)
 
@@ -60,10 +63,12 @@ class RecordingBoard:
 
     def __init__(self) -> None:
         self.published: list[tuple[int, str]] = []
+        self.served: Mapping[str, torch.Tensor] | None = None
 
-    def publish(self, version: int, digest: str, manifest: WeightManifest, engine: InferenceEngine) -> None:
-        """Keep it."""
+    def publish(self, version: int, digest: str, manifest: WeightManifest, served: Mapping[str, torch.Tensor]) -> None:
+        """Keep it, and what was served last."""
         self.published.append((version, digest))
+        self.served = served
 
 
 @dataclass(slots=True)
@@ -137,7 +142,7 @@ class RecordingReplica:
         """Record it."""
         self.log.add(self._replica_id, "discard_staged", version=version)
 
-    async def pin(self, version: int) -> bool:
+    async def pin(self, version: int, deadline_wall: float | None = None) -> bool:
         """Record it."""
         self.log.add(self._replica_id, "pin", version=version)
         return True
@@ -203,6 +208,10 @@ class RecordingRollouter:
         """Record it."""
         self._log.add("rollouter", "remove_replica", replica=replica_id)
 
+    async def lose_replica(self, replica_id: str, reason: str) -> None:
+        """Record it."""
+        self._log.add("rollouter", "lose_replica", replica=replica_id, reason=reason)
+
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
         """Record it."""
         self._log.add("rollouter", "save_checkpoint", local_global_step_folder=local_global_step_folder)
@@ -226,6 +235,10 @@ class RecordingQueue:
     async def get_samples(self, count: int, wait_seconds: float) -> tuple[list[bytes], int]:
         """Always empty."""
         return [], 0
+
+    async def peek_samples(self) -> list[bytes]:
+        """Always empty."""
+        return []
 
     async def update_param_version(self, version: int) -> None:
         """Record it."""

@@ -28,8 +28,9 @@ class _JumpingSelector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise DeadlineExceeded("every task waits and no timer is set: the simulation is stuck", "simulation", 0.0)
-        self.now += max(0.0, timeout)
-        return super().select(0)
+        if timeout > 0:
+            self.now += timeout
+        return []  # nothing but this loop can wake it, so the machine is not asked
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -70,4 +71,9 @@ def run_virtual(main: Callable[[VirtualClock], Coroutine[Any, Any, T]]) -> T:
     try:
         return loop.run_until_complete(main(VirtualClock()))
     finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()

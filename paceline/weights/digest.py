@@ -1,6 +1,7 @@
 """The tree digest of tensors, and the copy that takes it: each 1 MiB leaf is hashed while its bytes are warm.
 
-The digest is that of dense, row-major bytes: strides of the source do not count. See `tree_digest` for the scheme.
+The digest is that of dense, row-major bytes: strides of the source do not count. See `tree_digest` for the scheme. It
+is taken of what was to be written: a copy that went wrong, or a source that changed under it, is found by who reads it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 
 from paceline.weights.dtypes import dtype_name
 from paceline.weights.finite import count_nonfinite
-from paceline.weights.tree_digest import LEAF_BYTES, bytes_digest, leaf_digest, root_digest, tensor_digest
+from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest, leaf_digests, root_digest, tensor_digest
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _LEAVES_PER_SPAN = 8
+_RUN_BYTES = 16 * LEAF_BYTES
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class CopyJob:
 
 @dataclass(frozen=True)
 class CopyResult:
-    """Tensor digests by name, taken from the targets, and non-finite elements by name (empty when not asked for)."""
+    """By name: tensor digests, of the values as they are in the targets, and non-finite elements (where asked for)."""
 
     digests: dict[str, bytes]
     nonfinite: dict[str, int]
@@ -43,13 +45,24 @@ class CopyResult:
 
 def digest_tensors(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str], threads: int = 1) -> str:
     """Hex root digest of tensors of any strides; names in `aliases` stand for the stored tensor they map to."""
-    names = [name for name in tensors if name not in aliases]
-    digests = _each(threads, lambda name: bytes_digest(dense_bytes(tensors[name]).data), names)
+    stored = {name: tensor for name, tensor in tensors.items() if name not in aliases}
     entries = {
         name: (dtype_name(tensors[name].dtype), tuple(tensors[name].shape), digest)
-        for name, digest in zip(names, digests, strict=True)
+        for name, digest in digest_each(stored, threads).items()
     }
     return root_digest(entries, aliases)
+
+
+def digest_each(tensors: Mapping[str, torch.Tensor], threads: int = 1) -> dict[str, bytes]:
+    """Digest of each tensor's dense bytes; large tensors are shared out among the threads."""
+    runs: list[tuple[str, NDArray[np.uint8]]] = []
+    for name, tensor in tensors.items():
+        raw = dense_bytes(tensor)
+        runs += [(name, raw[start : start + _RUN_BYTES]) for start in range(0, len(raw), _RUN_BYTES)]
+    leaves: dict[str, list[bytes]] = {name: [] for name in tensors}
+    for (name, _), digests in zip(runs, _each(threads, lambda run: leaf_digests(run[1].data), runs), strict=True):
+        leaves[name] += digests
+    return {name: tensor_digest(parts) for name, parts in leaves.items()}
 
 
 def dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
@@ -59,11 +72,11 @@ def dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return array
 
 
-def copy_and_digest(jobs: list[CopyJob], nonfinite: Literal["error", "off"], threads: int = 1) -> CopyResult:
+def copy_and_digest(jobs: list[CopyJob], nonfinite: Literal["error", "skip", "off"], threads: int = 1) -> CopyResult:
     """Copy every job's tensor, casting where the target's type differs, and digest what was written.
 
-    Dense CPU sources go leaf by leaf; others are copied whole first. With `nonfinite="error"` the written values are
-    also counted (see `finite`); nothing is raised here.
+    Dense CPU sources go leaf by leaf; others are copied whole first. Unless `nonfinite` is "off" the written values
+    are also counted (see `finite`); nothing is raised here.
     """
     spans = [span for job in jobs for span in _spans(job)]
     done = _each(threads, lambda span: span.run(nonfinite), spans)
@@ -86,7 +99,7 @@ class _Span:
     source: torch.Tensor
     target: torch.Tensor
 
-    def run(self, nonfinite: Literal["error", "off"]) -> tuple[list[bytes], int]:
+    def run(self, nonfinite: Literal["error", "skip", "off"]) -> tuple[list[bytes], int]:
         dense = self.source.dim() == 1 and self.source.is_contiguous()
         if not dense:
             self.target.copy_(self.source)
@@ -97,14 +110,16 @@ class _Span:
         count = 0
         for start in range(0, target.numel(), step):
             leaf = target[start : start + step]
-            raw = leaf.view(torch.uint8).numpy()
-            if same_bytes:
-                np.copyto(raw, self.source[start : start + step].view(torch.uint8).numpy())
-            elif dense:
+            if dense and not same_bytes:
                 leaf.copy_(self.source[start : start + step])
+            # Where nothing is cast the source is read for all three, and written last: it is warm, the target is not.
+            read = self.source[start : start + step] if same_bytes else leaf
+            if nonfinite != "off":
+                count += count_nonfinite(read)
+            raw = read.view(torch.uint8).numpy()
             digests.append(leaf_digest(raw.data))
-            if nonfinite == "error":
-                count += count_nonfinite(leaf)
+            if same_bytes:
+                np.copyto(leaf.view(torch.uint8).numpy(), raw)
         return digests, count
 
 

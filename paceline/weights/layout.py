@@ -53,10 +53,14 @@ def check_manifest(manifest: WeightManifest, capacity: int) -> None:
         raise SyncError(
             f"manifest of version {manifest.version} claims {manifest.total_bytes} bytes of an arena of {capacity}"
         )
-    if len(manifest.digest) != DIGEST_LENGTH or not set(manifest.digest) <= set("0123456789abcdef"):
+    if not _is_digest(manifest.digest):
         raise SyncError(f"manifest of version {manifest.version} has no valid digest")
     _check_names(manifest)
     _check_places(manifest)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == DIGEST_LENGTH and set(text) <= set("0123456789abcdef")
 
 
 def view_of(buffer: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
@@ -95,6 +99,8 @@ def _check_places(manifest: WeightManifest) -> None:
             raise SyncError(
                 f"tensor {meta.name!r} claims {meta.nbytes} bytes, {meta.dtype} {meta.shape} has {expected}"
             )
+        if meta.digest and not _is_digest(meta.digest):
+            raise SyncError(f"tensor {meta.name!r} has no valid digest")
         if meta.offset < 0 or meta.offset % ALIGNMENT or meta.offset + meta.nbytes > manifest.total_bytes:
             raise SyncError(f"tensor {meta.name!r} claims offset {meta.offset} in {manifest.total_bytes} bytes")
     end, last = 0, ""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 
 from paceline.core.errors import CoverageError
-from paceline.core.manifest import TensorMeta
+from paceline.core.manifest import TensorMeta, WeightManifest
+from paceline.weights.coverage import matches
 from paceline.weights.digest import CopyJob, copy_and_digest
 from paceline.weights.dtypes import dtype_name, dtype_of, is_castable
 from paceline.weights.finite import nonfinite_error
@@ -32,17 +34,17 @@ class SnapshotPlan:
 
 
 class SnapshotWriter:
-    """Plans at the first `prepare`, checks at each later one, and copies in `write`.
+    """Plans at the first `prepare`, checks at each later one, and copies in `publish`.
 
-    `dtype` is the transfer type of real floating tensors of two bytes or more (None: as they are); tensors named in
-    `keep` are never cast. `threads` is how many copy and hash.
+    `dtype` is the transfer type of real floating tensors of two bytes or more (None: as they are); tensors that
+    `keep` names (names or shell patterns) are never cast. `threads` is how many copy and hash.
     """
 
     def __init__(
-        self, *, dtype: str | None, keep: tuple[str, ...], nonfinite: Literal["error", "off"], threads: int
+        self, *, dtype: str | None, keep: tuple[str, ...], nonfinite: Literal["error", "skip", "off"], threads: int
     ) -> None:
         self._dtype = None if dtype is None else dtype_of(dtype)
-        self._keep = frozenset(keep)
+        self._keep = keep
         self._nonfinite = nonfinite
         self._threads = threads
         self._plan: SnapshotPlan | None = None
@@ -67,22 +69,33 @@ class SnapshotWriter:
         self._plan = SnapshotPlan(tensors, aliases, total_bytes)
         return self._plan, stored
 
-    def write(self, stored: dict[str, torch.Tensor], buffer: torch.Tensor) -> str:
-        """Copy into `buffer` (uint8, at least the plan's bytes) and return the hex root digest of what was written.
+    def publish(
+        self, stored: dict[str, torch.Tensor], buffer: torch.Tensor, *, version: int, arena_id: str, address: str
+    ) -> WeightManifest:
+        """Copy into `buffer` (uint8, at least the plan's bytes) and describe the full version that it then holds.
 
         Raises:
             NonFiniteWeights: the guard is on and written values are NaN or infinite; the buffer is then of no use.
         """
-        assert self._plan is not None, "prepare comes before write"
+        assert self._plan is not None, "prepare comes before publish"
         jobs = [CopyJob(meta.name, stored[meta.name], view_of(buffer, meta)) for meta in self._plan.tensors]
         result = copy_and_digest(jobs, self._nonfinite, self._threads)
         if result.nonfinite:
             raise nonfinite_error(result.nonfinite)
         entries = {meta.name: (meta.dtype, meta.shape, result.digests[meta.name]) for meta in self._plan.tensors}
-        return root_digest(entries, self._plan.aliases)
+        return WeightManifest(
+            version=version,
+            base_version=None,
+            tensors=tuple(replace(meta, digest=result.digests[meta.name].hex()) for meta in self._plan.tensors),
+            aliases=self._plan.aliases,
+            total_bytes=self._plan.total_bytes,
+            digest=root_digest(entries, self._plan.aliases),
+            arena_id=arena_id,
+            address=address,
+        )
 
     def _target_dtype(self, name: str, tensor: torch.Tensor) -> str:
-        cast = self._dtype is not None and is_castable(tensor.dtype) and name not in self._keep
+        cast = self._dtype is not None and is_castable(tensor.dtype) and not matches(name, self._keep)
         return dtype_name(self._dtype if cast and self._dtype is not None else tensor.dtype)
 
 

@@ -32,8 +32,13 @@ def tensor_digest(leaves: Iterable[bytes]) -> bytes:
 
 def bytes_digest(data: bytes | memoryview) -> bytes:
     """Digest of a tensor from its bytes (one-dimensional, contiguous)."""
+    return tensor_digest(leaf_digests(data))
+
+
+def leaf_digests(data: bytes | memoryview) -> list[bytes]:
+    """Digests of the leaves of a run of bytes that starts at a leaf (one-dimensional, contiguous)."""
     view = memoryview(data)
-    return tensor_digest(leaf_digest(view[start : start + LEAF_BYTES]) for start in range(0, len(view), LEAF_BYTES))
+    return [leaf_digest(view[start : start + LEAF_BYTES]) for start in range(0, len(view), LEAF_BYTES)]
 
 
 def root_digest(entries: Mapping[str, tuple[str, tuple[int, ...], bytes]], aliases: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,7 +33,7 @@ from paceline.train.trainer import FullyAsyncTrainer
 
 
 def build(
-    log: CallLog, events: RecordingEvents, replicas: list[RecordingReplica] | None = None
+    log: CallLog, events: RecordingEvents, replicas: Sequence[RecordingReplica] | None = None
 ) -> ParameterSynchronizer:
     fleet = replicas or [RecordingReplica(log, "replica-0"), RecordingReplica(log, "replica-1")]
     return ParameterSynchronizer(

@@ -51,20 +51,17 @@ def weights(size: int) -> dict[str, torch.Tensor]:
 
 
 class Serving:
-    """What the board needs of an engine."""
+    """Weights that are served."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
-
-    def served_tensors(self) -> dict[str, torch.Tensor]:
-        return self.tensors
 
 
 def publish(directory: str, engine: Serving, version: int, aliases: dict[str, str] = ALIASES) -> str:
     digest = digest_tensors(engine.tensors, aliases)
     manifest = WeightManifest(version, None, (), aliases, 0, digest, "arena", "address")
     board: ServingBoard = FileServingBoard(directory, "replica-0")
-    board.publish(version, digest, manifest, engine)  # type: ignore[arg-type]
+    board.publish(version, digest, manifest, engine.tensors)
     return digest
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DeadlineExceeded, SyncError, VersionError
-from paceline.store.mapped_arena import MappedArena, lease_arena
+from paceline.store.arena_reader import ArenaReader
+from paceline.store.mapped_arena import ArenaLease
 from paceline.store.weight_store import WeightStore
 
 SIZE = 1 << 16
@@ -28,8 +29,8 @@ def publish(store: WeightStore, version: int) -> str:
     return arena.arena_id
 
 
-def lease(store: WeightStore, arena_id: str, version: int, holder: str = "replica-0") -> MappedArena:
-    return lease_arena(
+def lease(store: WeightStore, arena_id: str, version: int, holder: str = "replica-0") -> ArenaLease:
+    made, _ = ArenaReader().lease(
         address=store.address,
         arena_id=arena_id,
         version=version,
@@ -37,6 +38,7 @@ def lease(store: WeightStore, arena_id: str, version: int, holder: str = "replic
         holder=holder,
         deadline_seconds=5,
     )
+    return made
 
 
 def test_two_arenas_take_turns_and_the_newest_is_kept(store: WeightStore) -> None:

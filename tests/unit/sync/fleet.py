@@ -12,6 +12,7 @@ from paceline.runtime.system import SystemClock
 from paceline.sync.weight_transaction import WeightTransaction
 from paceline.testing.marker_model import MarkerBackend
 from paceline.testing.recording import RecordingBoard
+from paceline.weights.coverage import CoverageRules
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Fleet:
         return SwapCommand(version=manifest.version, sync_id=1, deadline_wall=self.clock.wall() - late_by)
 
 
-def make_fleet(arenas: int = 3) -> Fleet:
+def make_fleet(arenas: int = 3, rules: CoverageRules | None = None) -> Fleet:
     exchange, board, clock = InProcessExchange(), RecordingBoard(), SystemClock()
     return Fleet(
         backend=MarkerBackend(),
@@ -46,6 +47,7 @@ def make_fleet(arenas: int = 3) -> Fleet:
             receiver=InProcessReceiver(exchange, holder="replica-0", verify="full"),
             board=board,
             clock=clock,
+            rules=rules,
         ),
         board=board,
         clock=clock,

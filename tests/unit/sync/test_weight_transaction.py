@@ -15,7 +15,7 @@ from tests.unit.sync.fleet import Fleet, make_fleet
 
 def swap_in(fleet: Fleet, engine: MarkerEngine, n: int) -> None:
     manifest = fleet.publish(n)
-    fleet.transaction.stage(fleet.stage_command(manifest))
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
     previous = fleet.transaction.swap(fleet.swap_command(manifest), engine)
     if previous is not None:
         previous.release()
@@ -25,7 +25,7 @@ def test_a_version_is_served_only_after_its_swap() -> None:
     fleet, engine = make_fleet(), MarkerEngine()
     manifest = fleet.publish(0)
     assert fleet.transaction.report().state == "joining"
-    report = fleet.transaction.stage(fleet.stage_command(manifest))
+    report = fleet.transaction.stage(fleet.stage_command(manifest), engine)
     assert report.digest == manifest.digest
     assert fleet.transaction.report().version is None
     fleet.transaction.swap(fleet.swap_command(manifest), engine)
@@ -39,7 +39,7 @@ def test_staging_does_not_touch_what_is_served() -> None:
     fleet, engine = make_fleet(), MarkerEngine()
     swap_in(fleet, engine, 0)
     fleet.backend.update(None)  # type: ignore[arg-type]
-    fleet.transaction.stage(fleet.stage_command(fleet.publish(1)))
+    fleet.transaction.stage(fleet.stage_command(fleet.publish(1)), engine)
     assert engine.marker == 0
     assert fleet.transaction.report().version == Version(1, 0).packed
 
@@ -48,23 +48,23 @@ def test_versions_do_not_go_backwards() -> None:
     fleet, engine = make_fleet(), MarkerEngine()
     swap_in(fleet, engine, 0)
     manifest = fleet.publish(1)
-    fleet.transaction.stage(fleet.stage_command(manifest))
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
     fleet.transaction.swap(fleet.swap_command(manifest), engine)
     with pytest.raises(VersionError, match="not newer"):
-        fleet.transaction.stage(fleet.stage_command(manifest))
+        fleet.transaction.stage(fleet.stage_command(manifest), engine)
 
 
 def test_late_and_foreign_commands_change_nothing() -> None:
     fleet, engine = make_fleet(), MarkerEngine()
     manifest = fleet.publish(0)
     with pytest.raises(LateCommand, match="after its deadline"):
-        fleet.transaction.stage(fleet.stage_command(manifest, late_by=1.0))
-    fleet.transaction.stage(fleet.stage_command(manifest))
+        fleet.transaction.stage(fleet.stage_command(manifest, late_by=1.0), engine)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
     with pytest.raises(LateCommand, match="after its deadline"):
         fleet.transaction.swap(fleet.swap_command(manifest, late_by=1.0), engine)
     foreign = make_fleet().publish(0, life=2)
     with pytest.raises(LateCommand, match="life 2"):
-        fleet.transaction.stage(fleet.stage_command(foreign))
+        fleet.transaction.stage(fleet.stage_command(foreign), engine)
     assert engine.version is None
     assert fleet.transaction.report().state == "joining"
 
@@ -97,7 +97,7 @@ def test_a_refused_swap_leaves_the_old_version_whole() -> None:
     swap_in(fleet, engine, 0)
     fleet.backend.update(None)  # type: ignore[arg-type]
     manifest = fleet.publish(1)
-    fleet.transaction.stage(fleet.stage_command(manifest))
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
     with pytest.raises(CoverageError, match="boom"):
         fleet.transaction.swap(fleet.swap_command(manifest), engine)
     assert (engine.marker, engine.version) == (0, Version(1, 0).packed)
@@ -109,25 +109,25 @@ def test_what_cannot_be_proved_is_fenced() -> None:
     fleet, engine = make_fleet(), CopyingEngine()
     swap_in(fleet, engine, 0)
     manifest = fleet.publish(1)
-    fleet.transaction.stage(fleet.stage_command(manifest))
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
     with pytest.raises(DigestMismatch, match="does not serve the staged bytes"):
         fleet.transaction.swap(fleet.swap_command(manifest), engine)
     assert fleet.transaction.report().state == "fenced"
 
 
 def test_bytes_changed_before_staging_are_noticed() -> None:
-    fleet = make_fleet()
+    fleet, engine = make_fleet(), MarkerEngine()
     manifest = fleet.publish(0)
     fleet.exchange.arenas[manifest.arena_id].buffer[3] ^= 1
     with pytest.raises(DigestMismatch):
-        fleet.transaction.stage(fleet.stage_command(manifest))
+        fleet.transaction.stage(fleet.stage_command(manifest), engine)
 
 
 def test_leases_follow_stage_swap_discard_and_close() -> None:
     fleet, engine = make_fleet(arenas=2), MarkerEngine()
     swap_in(fleet, engine, 0)
     manifest = fleet.publish(1)
-    fleet.transaction.stage(fleet.stage_command(manifest))
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
     assert list(fleet.sender.blocking_holders()) == ["replica-0"]
     fleet.transaction.discard(manifest.version)
     fleet.transaction.discard(manifest.version)

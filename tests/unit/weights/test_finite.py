@@ -73,10 +73,12 @@ def test_a_value_that_is_infinite_only_after_the_cast_is_caught() -> None:
     writer = SnapshotWriter(dtype="bfloat16", keep=(), nonfinite="error", threads=1)
     plan, stored = writer.prepare(named)
     with pytest.raises(NonFiniteWeights, match="'w': 1"):
-        writer.write(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8))
+        writer.publish(
+            stored, torch.zeros(plan.total_bytes, dtype=torch.uint8), version=1, arena_id="a", address="here"
+        )
     kept = SnapshotWriter(dtype="bfloat16", keep=("w",), nonfinite="error", threads=1)
     plan, stored = kept.prepare(named)
-    kept.write(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8))
+    kept.publish(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8), version=1, arena_id="a", address="here")
 
 
 def test_a_bad_element_beyond_the_first_leaf_and_in_a_strided_source_is_found() -> None:
@@ -87,4 +89,6 @@ def test_a_bad_element_beyond_the_first_leaf_and_in_a_strided_source_is_found() 
     writer = SnapshotWriter(dtype=None, keep=(), nonfinite="error", threads=2)
     plan, stored = writer.prepare([("big", big), ("strided", strided), ("good", torch.ones(3))])
     with pytest.raises(NonFiniteWeights, match="'big': 1, 'strided': 1;"):
-        writer.write(stored, torch.zeros(plan.total_bytes, dtype=torch.uint8))
+        writer.publish(
+            stored, torch.zeros(plan.total_bytes, dtype=torch.uint8), version=1, arena_id="a", address="here"
+        )

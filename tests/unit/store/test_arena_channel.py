@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,9 @@ import msgspec
 import pytest
 
 from paceline.core.errors import DeadlineExceeded, SyncError
-from paceline.store.fd_channel import MAX_MESSAGE_BYTES, ArenaRequest, ArenaServer, request_arena
+from paceline.store.arena_channel import LeaseConnection, request_arena
+from paceline.store.arena_server import ArenaServer
+from paceline.store.channel_messages import MAX_MESSAGE_BYTES, ArenaRequest
 
 REQUEST = ArenaRequest(arena_id="a1", version=3, holder="replica-0")
 
@@ -53,17 +54,12 @@ def wait_until_no_holder(server: ArenaServer) -> None:
     raise AssertionError("the holder's name is still there")
 
 
-def test_the_socket_is_for_its_user_alone(server: ArenaServer, tmp_path: Path) -> None:
-    home = Path(server.address).parent
-    assert home.parent == tmp_path
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
-
-
 def test_a_grant_passes_a_new_descriptor_and_knows_the_name_until_the_end(server: ArenaServer, shared: int) -> None:
-    fd, connection = request_arena(server.address, REQUEST, 5)
+    fd, kind, connection = request_arena(server.address, REQUEST, 5)
     assert os.path.sameopenfile(fd, shared)
     assert fd != shared
     assert not os.get_inheritable(fd)
+    assert kind == "memfd"
     assert server.holders("a1") == ["replica-0"]
     os.close(fd)
     connection.close()
@@ -73,10 +69,10 @@ def test_a_grant_passes_a_new_descriptor_and_knows_the_name_until_the_end(server
 def test_two_leases_of_one_holder_are_two_connections(server: ArenaServer) -> None:
     grants = [request_arena(server.address, REQUEST, 5) for _ in range(2)]
     assert server.holders("a1") == ["replica-0"]
-    grants[0][1].close()
+    grants[0][2].close()
     grants.append(request_arena(server.address, ArenaRequest("a1", 3, "replica-1"), 5))
     assert server.holders("a1") == ["replica-0", "replica-1"]
-    for fd, connection in grants:
+    for fd, _, connection in grants:
         os.close(fd)
         connection.close()
 
@@ -91,9 +87,11 @@ def test_a_refusal_carries_its_reason(server: ArenaServer) -> None:
     "packet",
     [
         b"\xff\x00garbage",
-        msgspec.msgpack.encode({"arena_id": "a1", "version": "three", "holder": "r"}),
-        msgspec.msgpack.encode({"arena_id": "a1", "version": 3, "holder": "r" * 300}),
-        msgspec.msgpack.encode({"arena_id": "a1", "version": 3, "holder": "r", "extra": 1}),
+        msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": "three", "holder": "r"}),
+        msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": 3, "holder": "r" * 300}),
+        msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": 3, "holder": "r", "extra": 1}),
+        msgspec.msgpack.encode({"type": "question", "scope": "full"}),
+        msgspec.msgpack.encode({"type": "report", "digest": "d"}),
         b"x" * (MAX_MESSAGE_BYTES + 1),
     ],
 )
@@ -103,7 +101,7 @@ def test_what_breaks_the_schema_or_the_bound_is_dropped_and_others_are_served(
     with raw(server.address) as connection:
         connection.send(packet)
         assert connection.recv(100) == b""
-    fd, kept = request_arena(server.address, REQUEST, 5)
+    fd, _, kept = request_arena(server.address, REQUEST, 5)
     os.close(fd)
     kept.close()
 
@@ -127,7 +125,15 @@ def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert caught.value.culprit == "weight store"
 
 
-@pytest.mark.parametrize("reply", [b"\xc1", msgspec.msgpack.encode({"error": None}), b""])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"\xc1",
+        msgspec.msgpack.encode({"type": "arena", "error": None}),
+        msgspec.msgpack.encode({"type": "digest", "verdict": "known"}),
+        b"",
+    ],
+)
 def test_a_reply_that_is_none_is_an_error(tmp_path: Path, reply: bytes) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(tmp_path / "store"))
@@ -152,7 +158,7 @@ def test_a_path_longer_than_a_socket_address_works(tmp_path: Path, shared: int) 
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     server = ArenaServer(str(deep), lambda _: shared)
-    fd, connection = request_arena(server.address, REQUEST, 5)
+    fd, _, connection = request_arena(server.address, REQUEST, 5)
     os.close(fd)
     connection.close()
     server.close()
@@ -165,7 +171,7 @@ def test_many_clients_at_once_are_all_served(server: ArenaServer) -> None:
     def ask(index: int) -> None:
         try:
             for _ in range(10):
-                fd, connection = request_arena(server.address, ArenaRequest("a1", 3, f"replica-{index}"), 10)
+                fd, _, connection = request_arena(server.address, ArenaRequest("a1", 3, f"replica-{index}"), 10)
                 os.close(fd)
                 connection.close()
         except (SyncError, DeadlineExceeded) as error:
@@ -178,3 +184,62 @@ def test_many_clients_at_once_are_all_served(server: ArenaServer) -> None:
         thread.join()
     assert errors == []
     wait_until_no_holder(server)
+
+
+# ---- one reader hashes for its node ---------------------------------------------------------------------------------
+
+
+def leases(server: ArenaServer, count: int) -> list[LeaseConnection]:
+    made: list[LeaseConnection] = []
+    for index in range(count):
+        fd, _, connection = request_arena(server.address, ArenaRequest("a1", 3, f"replica-{index}"), 5)
+        os.close(fd)
+        made.append(connection)
+    return made
+
+
+def test_the_second_reader_gets_what_the_first_has_computed(server: ArenaServer) -> None:
+    first, second, third = leases(server, 3)
+    assert first.ask_digest("full", 5) == ("", "")
+    got: list[tuple[str, str]] = []
+    waiting = threading.Thread(target=lambda: got.append(second.ask_digest("full", 5)))
+    waiting.start()
+    first.report_digest("d1")
+    waiting.join()
+    assert got == [("d1", "replica-0")]
+    first.close()
+    assert third.ask_digest("changed", 5) == ("d1", "replica-0")
+    second.close()
+    third.close()
+
+
+def test_a_reader_that_dies_while_it_computes_passes_its_task_on(server: ArenaServer) -> None:
+    first, second = leases(server, 2)
+    assert first.ask_digest("full", 5) == ("", "")
+    got: list[tuple[str, str]] = []
+    waiting = threading.Thread(target=lambda: got.append(second.ask_digest("full", 5)))
+    waiting.start()
+    first.close()
+    waiting.join()
+    assert got == [("", "")]
+    second.close()
+
+
+def test_a_reader_that_computes_too_long_is_named(server: ArenaServer) -> None:
+    first, second = leases(server, 2)
+    first.ask_digest("full", 5)
+    with pytest.raises(DeadlineExceeded) as caught:
+        second.ask_digest("full", 0.05)
+    assert caught.value.culprit == "replica-0"
+    first.close()
+    second.close()
+
+
+def test_a_question_to_a_store_that_is_gone_is_an_error(tmp_path: Path, shared: int) -> None:
+    server = ArenaServer(str(tmp_path), lambda _: shared)
+    (connection,) = leases(server, 1)
+    server.close()
+    with pytest.raises(SyncError, match="weight store"):
+        connection.ask_digest("full", 5)
+    connection.report_digest("d")
+    connection.close()

@@ -1,0 +1,160 @@
+"""Apply as a stated capability: mapped and copied, each proved, each with its rollback (V1, V6, C07, C08)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+
+from paceline.core.errors import CoverageError, DigestMismatch, SyncError
+from paceline.core.version import Version
+from paceline.sync.covered_weights import CoveredWeights
+from paceline.testing.marker_model import MarkerEngine
+from paceline.testing.weight_memory import OwnedWeights, PointedWeights, WeightMemory
+from paceline.weights.coverage import CoverageRules
+from paceline.weights.digest import digest_tensors
+from tests.unit.sync.fleet import Fleet, make_fleet
+
+MEMORIES: dict[str, Callable[[], WeightMemory]] = {"mapped": PointedWeights, "copied": OwnedWeights}
+
+
+def swap_in(fleet: Fleet, engine: MarkerEngine, n: int) -> str:
+    manifest = fleet.publish(n)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    previous = fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    if previous is not None:
+        previous.release()
+    return manifest.digest
+
+
+def served_digest(engine: MarkerEngine) -> str:
+    return digest_tensors(engine.served_tensors(), {"head": "weight"})
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_every_version_is_served_byte_by_byte(kind: str) -> None:
+    fleet, engine = make_fleet(arenas=2), MarkerEngine(memory=MEMORIES[kind]())
+    assert engine.apply == kind
+    for n in range(4):
+        digest = swap_in(fleet, engine, n)
+        assert served_digest(engine) == digest
+        assert engine.marker == n
+        assert fleet.transaction.report().digest == digest
+        fleet.backend.update(None)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_owns_its_memory_keeps_its_addresses_and_unties_what_was_sent_as_one() -> None:
+    fleet, engine = make_fleet(), MarkerEngine(memory=OwnedWeights())
+    swap_in(fleet, engine, 0)
+    before = {name: tensor.data_ptr() for name, tensor in engine.served_tensors().items()}
+    fleet.backend.update(None)  # type: ignore[arg-type]
+    swap_in(fleet, engine, 1)
+    assert {name: tensor.data_ptr() for name, tensor in engine.served_tensors().items()} == before
+    assert before["head"] != before["weight"]
+    assert torch.equal(engine.served_tensors()["head"], engine.served_tensors()["weight"])
+
+
+@pytest.mark.parametrize("name", ["marker", "weight", "head"])
+def test_a_copy_that_fails_half_way_is_rolled_back_byte_by_byte(name: str) -> None:
+    memory = OwnedWeights()
+    fleet, engine = make_fleet(), MarkerEngine(memory=memory)
+    old = swap_in(fleet, engine, 0)
+    fleet.backend.update(None)  # type: ignore[arg-type]
+    manifest = fleet.publish(1)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    memory.fail_at = name
+    with pytest.raises(SyncError, match=f"replica-0 failed binding weights: ValueError: boom in {name}"):
+        fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    assert served_digest(engine) == old
+    assert (engine.marker, engine.version) == (0, Version(1, 0).packed)
+    assert fleet.transaction.report().state == "ready"
+    assert fleet.transaction.report().version == Version(1, 0).packed
+    # The next try of the same version succeeds without a restart (C08).
+    fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    assert served_digest(engine) == manifest.digest
+
+
+def test_a_wrong_byte_in_the_engines_memory_is_found_and_the_old_version_comes_back() -> None:
+    memory = OwnedWeights()
+    fleet, engine = make_fleet(), MarkerEngine(memory=memory)
+    swap_in(fleet, engine, 0)
+    fleet.backend.update(None)  # type: ignore[arg-type]
+    manifest = fleet.publish(1)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    memory.corrupt = "head"
+    with pytest.raises(DigestMismatch, match="does not serve the staged bytes of 1 tensors: head"):
+        fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    # The fault is in the engine: the old version cannot be proved either.
+    assert fleet.transaction.report().state == "fenced"
+    assert fleet.transaction.report().version == Version(1, 0).packed
+
+
+def test_a_first_version_that_fails_leaves_the_replica_joining() -> None:
+    memory = OwnedWeights()
+    fleet, engine = make_fleet(), MarkerEngine(memory=memory)
+    manifest = fleet.publish(0)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    memory.fail_at = "weight"
+    with pytest.raises(SyncError, match="boom in weight"):
+        fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    assert fleet.transaction.report().state == "joining"
+    assert fleet.transaction.report().version is None
+
+
+# ---- the coverage contract comes before everything ------------------------------------------------------------------
+
+
+class WiderEngine(MarkerEngine):
+    """Serves from one tensor more than the trainer sends."""
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        return {**super().expected_tensors(), "layers.0.bias": ("float32", (4,))}
+
+
+def test_a_mismatch_is_refused_before_anything_is_fetched() -> None:
+    fleet, engine = make_fleet(), WiderEngine()
+    manifest = fleet.publish(0)
+    with pytest.raises(CoverageError, match=r"'layers.0.bias' is missing"):
+        fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    assert list(fleet.exchange.arenas[manifest.arena_id].holders) == []
+    assert fleet.transaction.report().state == "joining"
+
+
+class PlainEngine(MarkerEngine):
+    """Knows the marker model's tensors without the trainer's prefix, and no head."""
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        return {name: shape for name, shape in super().expected_tensors().items() if name != "marker"}
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        self._memory.put(tensors)
+        self._version = version
+
+
+def test_declared_names_reach_the_engine_and_the_proof_is_of_what_was_sent() -> None:
+    rules = CoverageRules((("module.", ""),), trainer_only=("marker",))
+    fleet, engine = make_fleet(rules=rules), PlainEngine()
+    weight = torch.arange(8.0)
+    named = [("marker", torch.zeros(1)), ("module.weight", weight), ("module.head", weight)]
+    manifest = fleet.sender.capture(named, Version(1, 0).packed)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    assert set(engine.served_tensors()) == {"weight", "head"}
+    fleet.transaction.announce(engine)
+    assert fleet.board.published == [(manifest.version, manifest.digest)]
+    assert fleet.board.served is not None
+    assert digest_tensors(fleet.board.served, manifest.aliases) == manifest.digest
+
+
+def test_released_weights_leave_nothing_in_the_hands_of_who_kept_the_mapping() -> None:
+    fleet, engine = make_fleet(), MarkerEngine()
+    manifest = fleet.publish(0)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    serving = fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    assert serving is None
+    staged = fleet.transaction.serving
+    assert isinstance(staged, CoveredWeights)
+    kept = staged.tensors
+    staged.release()
+    assert kept == {}
