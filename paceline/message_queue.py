@@ -103,6 +103,10 @@ class MessageQueue:
         items, left = await self.get_samples(1, wait_seconds)
         return (items[0] if items else None), left
 
+    async def peek_samples(self) -> list[bytes]:
+        """Everything in the queue, oldest first; nothing is taken."""
+        return list(self._items)
+
     async def put_validate(self, result: bytes) -> None:
         """Leave a validation result beside the samples; it never counts as one."""
         self._validations.append(result)

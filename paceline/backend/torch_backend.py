@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from paceline.backend.causal_lm import (
     token_logprobs,
 )
 from paceline.backend.packing import MicroBatch, Row, collate, plan_micro_batches, plan_rows
+from paceline.backend.training_state import load_training_state, save_training_state
 from paceline.core.config import ActorConfig
 from paceline.core.sample import TrainBatch, TrainSequence
 from paceline.weights.named_tensors import collect
@@ -83,6 +85,18 @@ class TorchBackend:
     def save_pretrained(self, directory: str) -> None:
         """Write the model, its configuration and the tokenizer files as a Hugging Face directory."""
         save_causal_lm(self._model, self._model_path, directory)
+
+    def save_state(self, directory: str) -> bool:
+        """Write weights, AdamW's state and torch's random state; returns whether all numbers are finite."""
+        return save_training_state(self._model, self._optimizer, self._steps, Path(directory))
+
+    def load_state(self, directory: str) -> None:
+        """Go on, bit for bit, from what `save_state` wrote.
+
+        Raises:
+            CheckpointError: it is of another model; nothing has changed.
+        """
+        self._steps = load_training_state(self._model, self._optimizer, Path(directory))
 
     def _divide(self, sequences: Sequence[TrainSequence], loss_tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """Indices of the sequences that have a gradient, and of those that are computed for the metrics alone.

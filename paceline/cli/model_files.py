@@ -1,36 +1,12 @@
-"""How much memory the weights of a run need, known from the headers of the model's files alone."""
+"""The refusal of a run whose weights do not fit into memory."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from paceline.core.config import Config
-from paceline.core.errors import ConfigError
+from paceline.runtime.model_files import weight_bytes
 from paceline.store.capacity import check_memory
-
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2}
-
-
-def count_elements(directory: Path) -> int:
-    """Elements of all tensors in the model's safetensors files; only their headers are read.
-
-    Raises:
-        ConfigError: there is none, or one cannot be read.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"model.path: {directory} has no *.safetensors file")
-    elements = 0
-    for file in files:
-        try:
-            with safe_open(str(file), framework="numpy") as tensors:
-                elements += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"cannot read {file}: {' '.join(str(error).split())}") from error
-    return elements
 
 
 def check_arenas(config: Config, directory: Path) -> None:
@@ -39,5 +15,6 @@ def check_arenas(config: Config, directory: Path) -> None:
     Raises:
         CapacityError: with the bytes needed and the bytes free.
     """
-    weight_bytes = count_elements(directory) * BYTES_PER_ELEMENT[config.rollout.dtype]
-    check_memory(config.arenas * weight_bytes, f"{config.arenas} weight arenas of {weight_bytes} bytes")
+    each = weight_bytes(config, directory)
+    copies = config.weight_copies
+    check_memory(copies * each, f"{copies} weight arenas of {each} bytes")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from paceline.core.errors import ConfigError, VersionError
-from paceline.core.sample import Completion, GenerationRequest
+from paceline.core.sample import Completion, GenerationRequest, StepTokens
 from paceline.engine.model_loading import build_skeleton
 from paceline.engine.sampling import SamplingPlan, plan_sampling, sample
 from paceline.engine.scheduler import Scheduler
@@ -76,6 +76,7 @@ class EmbeddedEngine:
         self._version: int | None = None
         self._stale = False
         self._tokens_generated = 0
+        self._last_step: StepTokens | None = None
 
     @property
     def version(self) -> int | None:
@@ -96,6 +97,11 @@ class EmbeddedEngine:
     def tokens_generated(self) -> int:
         """Response tokens sampled since the engine was made."""
         return self._tokens_generated
+
+    @property
+    def last_step(self) -> StepTokens | None:
+        """The tokens that the last `step` made, one per running sequence; None when it made none."""
+        return self._last_step
 
     @property
     def apply(self) -> Literal["mapped", "copied"]:
@@ -152,6 +158,7 @@ class EmbeddedEngine:
             VersionError: there is work, but no weights were bound.
         """
         finished = self._scheduler.take_complete()
+        self._last_step = None
         if not self.running and not self.waiting:
             return finished
         if self._version is None:
@@ -165,7 +172,10 @@ class EmbeddedEngine:
             self._stale = True
             tokens, logprobs = self._next_tokens(self._scheduler.prompt_blocks(unfilled))
             self._stale = False
-        ended = self._table.append(tokens.cpu().numpy(), logprobs.cpu().numpy(), self._version)
+        token_ids, token_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        ended = self._table.append(token_ids, token_logprobs, self._version)
+        ids = self._table.request_ids()
+        self._last_step = StepTokens(ids, token_ids.tolist(), token_logprobs.tolist(), self._version)
         self._tokens_generated += self._table.count
         for row in self._ended_by_text():
             finished.append(self._scheduler.remove(row, "stop"))

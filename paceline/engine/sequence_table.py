@@ -46,6 +46,10 @@ class SequenceTable:
         """Rows below `count` whose sequence has left."""
         return [row for row in range(self.count) if self.requests[row] is None]
 
+    def request_ids(self) -> list[str]:
+        """Request of each row in use, none of which may be a hole."""
+        return [request.request_id for request in self.requests[: self.count] if request is not None]
+
     def put(self, row: int, request: GenerationRequest) -> None:
         """Place a request, with the response tokens it carries."""
         params = request.params

@@ -10,7 +10,7 @@ left for `return_seconds` the fleet fails with the names of those it lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ class _Member:
     state: MemberState
     version: int | None = None
     exchanging: asyncio.Task[None] | None = None
+    left: bool = False
 
 
 class Fleet:
@@ -56,7 +57,6 @@ class Fleet:
         self._lost: dict[str, str] = {}
         self._balancer = LoadBalancer()
         self._changed = asyncio.Event()
-        self._fault: PacelineError | None = None
         self._losses: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     # -- membership ----------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class Fleet:
             member = self._members.get(replica_id)
             if member is None:
                 continue
-            member.version = version
+            member.version = version if member.version is None else max(version, member.version)
             if member.state != "ready":
                 member.state = "ready"
                 member.exchanging = asyncio.ensure_future(self._exchange(replica_id, member))
@@ -136,6 +136,25 @@ class Fleet:
         """All members, whatever their state."""
         return [member.feed.replica for member in self._members.values()]
 
+    async def tell(self, what: str, call: Callable[[ReplicaControl], Awaitable[None]]) -> None:
+        """Have all members do something, each within the time of a reply; one that does not is lost."""
+
+        async def tell_one(replica_id: str, replica: ReplicaControl) -> None:
+            try:
+                await self._waits.bounded(call(replica), seconds=self._reply_seconds, what=what, culprit=replica_id)
+            except PacelineError as error:
+                member = self._members.get(replica_id)
+                if member is not None and member.feed.replica is replica:
+                    self.lose(replica_id, error.message)
+
+        members = [(name, member.feed.replica) for name, member in self._members.items()]
+        results = await asyncio.gather(*(tell_one(*member) for member in members), return_exceptions=True)
+        for (replica_id, _), result in zip(members, results, strict=True):
+            if isinstance(result, asyncio.CancelledError):
+                self.lose(replica_id, f"{what} was cancelled")
+            elif isinstance(result, BaseException):
+                raise result
+
     def __len__(self) -> int:
         return len(self._members)
 
@@ -143,21 +162,18 @@ class Fleet:
         """Watch over the members until cancelled.
 
         Raises:
-            WorkerDied: nobody has been left for `return_seconds`; names who was lost. Also the first error of a
-            member that
-                is a fault of ours and no loss.
+            WorkerDied: nobody has been left for `return_seconds`; names who was lost.
         """
         try:
             while True:
                 self._changed.clear()
-                if self._fault is not None:
-                    raise self._fault
                 if not self._members and self._lost:
                     await self._until_somebody_returns()
                 else:
                     await self._changed.wait()
         finally:
             for member in self._members.values():
+                member.left = True
                 if member.exchanging is not None:
                     member.exchanging.cancel()
 
@@ -171,14 +187,17 @@ class Fleet:
             raise WorkerDied(f"no replica is left ({lost})", ", ".join(self._lost)) from error
 
     async def _exchange(self, replica_id: str, member: _Member) -> None:
+        reason = ""
         try:
             await member.feed.run()
-        except (WorkerDied, DeadlineExceeded) as error:
-            if self._members.get(replica_id) is member:
-                self.lose(replica_id, error.message)
         except PacelineError as error:
-            self._fault = error
-            self._changed.set()
+            reason = error.message
+        except asyncio.CancelledError:
+            if member.left:
+                raise
+            reason = "its exchange was cancelled"  # by nobody here; unnoticed, it would owe its responses for ever
+        if self._members.get(replica_id) is member:
+            self.lose(replica_id, reason)
 
     def _leave(self, replica_id: str, reason: str) -> None:
         member = self._members.pop(replica_id)
@@ -188,6 +207,7 @@ class Fleet:
 
     def _stop(self, replica_id: str, member: _Member) -> list[GenerationRequest]:
         self._balancer.close(replica_id)
+        member.left = True
         if member.exchanging is not None:
             member.exchanging.cancel()
         return member.feed.take_owed()

@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from paceline.core.checkpoint_ports import NoJournal, TokenJournal
 from paceline.core.commands import (
     ExchangeReply,
     ExchangeRequest,
@@ -29,10 +30,11 @@ from paceline.core.commands import (
     SwapCommand,
     SwapReport,
 )
-from paceline.core.errors import PacelineError, SyncError, WorkerDied
-from paceline.core.events import EventSink
+from paceline.core.errors import ConfigError, LateCommand, PacelineError, SyncError, WorkerDied
+from paceline.core.events import EventSink, ResponsesAborted
 from paceline.core.ports import Clock, InferenceEngine, StagedWeights, WeightTransactionPort, Work
-from paceline.core.sample import GenerationRequest
+from paceline.core.sample import Completion, GenerationRequest
+from paceline.core.version import Version
 from paceline.rollout.generation_meter import GenerationMeter
 from paceline.rollout.outbox import Outbox
 
@@ -44,6 +46,8 @@ class _Session:
     engine: InferenceEngine
     staged: StagedWeights | None
     pinned: bool
+    requests: set[str] = field(default_factory=set)
+    drain_until: float = float("inf")
 
     @property
     def has_work(self) -> bool:
@@ -60,18 +64,23 @@ class Replica:
         make_engine: Callable[[], InferenceEngine],
         transaction: WeightTransactionPort,
         partial_rollout: bool,
+        drain_seconds: float,
         decode_work: Work,
         stage_work: Work,
         clock: Clock,
         events: EventSink,
+        journal: TokenJournal | None = None,
     ) -> None:
         self._replica_id = replica_id
+        self._journal = journal or NoJournal()
         self._make_engine = make_engine
         self._transaction = transaction
         self._partial_rollout = partial_rollout
+        self._drain_seconds = drain_seconds
         self._decode_work = decode_work
         self._stage_work = stage_work
         self._clock = clock
+        self._events = events
         self._live = _Session(engine=make_engine(), staged=None, pinned=False)
         self._draining: list[_Session] = []
         self._pinned: dict[int, _Session] = {}
@@ -92,18 +101,23 @@ class Replica:
         return self._replica_id
 
     async def run(self) -> None:
-        """Decode until `close`. An engine's error ends the loop and reaches the caller."""
-        while not self._closing:
-            self._run_between_steps()
-            session = None if self._paused else self._next_session()
-            if session is None:
-                self._wake.clear()
-                if not self._between and not self._closing:
-                    await self._wake.wait()
-                continue
-            await self._step(session)
-        self._meter.flush(self._live.engine)
-        self._fail_commands()
+        """Decode until `close`. An engine's error ends the loop and reaches the caller; waiting commands are failed."""
+        try:
+            while not self._closing:
+                self._run_between_steps()
+                self._end_overdue_drains()
+                session = None if self._paused else self._next_session()
+                if session is None:
+                    self._wake.clear()
+                    if not self._between and not self._closing:
+                        await self._wake.wait()
+                    continue
+                await self._step(session)
+            self._meter.flush(self._live.engine)
+        finally:
+            self._closing = True
+            self._journal.close()
+            self._fail_commands()
 
     async def close(self) -> None:
         """End the loop and release all weights."""
@@ -117,8 +131,13 @@ class Replica:
 
         Raises:
             SyncError: a live request before the first confirmed version, or a pinned one whose version is not pinned.
+            WorkerDied: the replica is closing.
         """
-        self._known.difference_update(done.request_id for done in self._outbox.acknowledge(request.acknowledged))
+        self._refuse_when_closing()
+        acknowledged = [done.request_id for done in self._outbox.acknowledge(request.acknowledged)]
+        if acknowledged:
+            self._known.difference_update(acknowledged)
+            self._journal.forget(acknowledged)
         unknown = {r.request_id: r for r in request.requests if r.request_id not in self._known}
         self._accept(list(unknown.values()))
         number, completions = await self._outbox.collect(request.wait_seconds)
@@ -139,18 +158,32 @@ class Replica:
         self._known.update(request.request_id for request in requests)
         live = [r for r in requests if r.pinned_version is None]
         if live:
-            self._live.engine.add(live)
+            self._journal.begin(live)  # before the engine, which may make a token of them at once
+            self._add(self._live, live)
         for version, session in self._pinned.items():
             mine = [r for r in requests if r.pinned_version == version]
             if mine:
-                session.engine.add(mine)
+                self._add(session, mine)
         if requests:
             self._wake.set()
+
+    def _add(self, session: _Session, requests: list[GenerationRequest]) -> None:
+        """Queue requests; one that the engine cannot run comes back with the reason, alone."""
+        try:
+            session.engine.add(requests)
+        except ConfigError as error:
+            if len(requests) > 1:
+                for request in requests:
+                    self._add(session, [request])
+                return
+            self._outbox.put([Completion(requests[0].request_id, [], [], [], "error", error.message)])
+        else:
+            session.requests.update(request.request_id for request in requests)
 
     async def _step(self, session: _Session) -> None:
         began = self._clock.now()
         before = session.engine.tokens_generated
-        finished = await self._decode_work.run(session.engine.step)
+        finished = await self._decode_work.run(lambda: self._decode(session))
         self._last_step_ended = self._clock.now()
         tokens = session.engine.tokens_generated - before
         self._meter.step(
@@ -159,14 +192,23 @@ class Replica:
             validation_tokens=tokens if session.pinned else 0,
             live=self._live.engine,
         )
+        session.requests.difference_update(completion.request_id for completion in finished)
         self._outbox.put(finished)
         if session in self._draining and not session.has_work:
             self._draining.remove(session)
             self._retire(session)
         await asyncio.sleep(0)  # commands and exchanges get their turn between two steps
 
+    def _decode(self, session: _Session) -> list[Completion]:
+        finished = session.engine.step()
+        made = session.engine.last_step
+        if made is not None and not session.pinned:
+            self._journal.append(made)
+        return finished
+
     def _next_session(self) -> _Session | None:
-        busy = [s for s in self._sessions() if s.has_work]
+        fenced = self._transaction.report().state == "fenced"  # nobody knows what the live engine serves
+        busy = [s for s in self._sessions() if s.has_work and not (fenced and s is self._live)]
         if not busy:
             return None
         self._turn += 1
@@ -197,11 +239,18 @@ class Replica:
         """State, confirmed version and its digest."""
         return self._transaction.report()
 
-    async def pin(self, version: int) -> bool:
-        """Serve this version to pinned requests until `unpin`; False when it is not the one served now."""
+    async def pin(self, version: int, deadline_wall: float | None = None) -> bool:
+        """Serve this version to pinned requests until `unpin`; False when it is not the one served now.
+
+        Raises:
+            LateCommand: it is past the deadline; nobody would unpin it.
+        """
         if version in self._pinned:
             return True
         engine = self._idle_engines.pop() if self._idle_engines else await self._stage_work.run(self._make_engine)
+        if deadline_wall is not None and self._clock.wall() > deadline_wall:
+            self._idle_engines.append(engine)
+            raise LateCommand(f"{self._replica_id}: a pin of {Version.unpack(version)} came after its deadline")
         return await self._between_steps(lambda: self._pin_now(version, engine))
 
     async def unpin(self, version: int) -> None:
@@ -230,6 +279,7 @@ class Replica:
             raise
         self._live.staged = self._transaction.serving
         if session is not self._live:
+            session.drain_until = self._clock.now() + self._drain_seconds
             self._draining.append(session)
         self._release_unused(previous)
         serving = self._transaction.report()
@@ -239,6 +289,21 @@ class Replica:
             digest=serving.digest,
             pause_seconds=self._clock.now() - pause_began,
         )
+
+    def _end_overdue_drains(self) -> None:
+        """Give back what has not ended under its old version in time, so that the version's memory comes free."""
+        for session in [s for s in self._draining if self._clock.now() > s.drain_until]:
+            aborted = session.engine.abort(sorted(session.requests))
+            self._events.emit(
+                ResponsesAborted(
+                    replica=self._replica_id,
+                    requests=[completion.request_id for completion in aborted],
+                    reason=f"not ended {self._drain_seconds:g} s after the swap",
+                )
+            )
+            self._outbox.put(aborted)
+            self._draining.remove(session)
+            self._retire(session)
 
     def _pin_now(self, version: int, engine: InferenceEngine) -> bool:
         staged = self._live.staged
@@ -258,6 +323,7 @@ class Replica:
         return self._idle_engines.pop() if self._idle_engines else self._make_engine()
 
     def _retire(self, session: _Session) -> None:
+        session.requests.clear()
         session.engine.unbind()  # a bound tensor would keep the lease of its arena
         self._idle_engines.append(session.engine)
         self._release_unused(session.staged)
@@ -269,12 +335,15 @@ class Replica:
     # -- between two steps ---------------------------------------------------------------------------------------------
 
     async def _between_steps(self, action: Callable[[], T]) -> T:
-        if self._closing:
-            raise WorkerDied(f"{self._replica_id} is closing", self._replica_id)
+        self._refuse_when_closing()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._between.append((action, done))
         self._wake.set()
         return await done
+
+    def _refuse_when_closing(self) -> None:
+        if self._closing:
+            raise WorkerDied(f"{self._replica_id} is closing", self._replica_id)
 
     def _run_between_steps(self) -> None:
         while self._between:

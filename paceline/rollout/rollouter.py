@@ -12,23 +12,42 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import islice
 from pathlib import Path
 
+import msgspec
+
+from paceline.core.checkpoint import RollouterSnapshot, encode_rollouter
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError
-from paceline.core.events import AdmissionLevel, EventSink, SampleAdmitted, SampleDropped, SampleFailed, SampleShown
+from paceline.core.events import (
+    AdmissionLevel,
+    EventSink,
+    SampleAdmitted,
+    SampleDropped,
+    SampleFailed,
+    ZombiesRefused,
+)
 from paceline.core.ports import Clock, PromptSource, QueueControl, ReplicaControl, RewardFn, TextDecoder
-from paceline.core.sample import Completion, GenerationRequest, Sample, SamplingParams, encode_sample
+from paceline.core.sample import Completion, GenerationRequest, Sample, encode_sample, sample_id_of
 from paceline.core.tasks import run_together
 from paceline.core.waits import Waits
 from paceline.rollout.admission import AdmissionBudget
 from paceline.rollout.fleet import Fleet
 from paceline.rollout.groups import Groups
-from paceline.rollout.rollouter_state import RollouterState, save_state
+from paceline.rollout.pause_barrier import PauseBarrier
+from paceline.rollout.resumption import Resumption
+from paceline.rollout.rollouter_state import save_part
+from paceline.rollout.sample_show import SampleShow
+from paceline.rollout.sampling_params import training_params
 from paceline.rollout.scorer import Scorer
+from paceline.rollout.usable_prompts import UsablePrompts
 from paceline.rollout.validation import PREFIX, Validator
 
 SHOW_EVERY_SECONDS = 1.0
+AT_ONCE = 32  # samples that are admitted or encoded in one turn of the event loop
+QUEUE_ANSWERS_SECONDS = 30.0
 IN_FLIGHT_OVER_PLACES = 1.5  # requests kept ready beside those that hold a place, so that no place is ever empty
 
 
@@ -48,9 +67,10 @@ class FullyAsyncRollouter:
         stop_token_ids: tuple[int, ...],
         clock: Clock,
         events: EventSink,
+        resumption: Resumption | None = None,
     ) -> None:
         self._life = life
-        self._prompts = prompts
+        self._prompts = UsablePrompts(prompts, longest=config.data.max_prompt_length, events=events)
         self._queue = queue
         self._clock = clock
         self._events = events
@@ -71,7 +91,13 @@ class FullyAsyncRollouter:
         )
         for replica in replicas:
             self._fleet.add(replica)
-        self._groups = Groups(responses=self._n, params=_training_params(config, stop_token_ids))
+        self._groups = Groups(
+            responses=self._n,
+            params=training_params(config, stop_token_ids),
+            known=resumption.partials if resumption is not None else None,
+            longest=config.max_model_len,
+            on_abort="continue" if config.async_training.partial_rollout else "restart",
+        )
         self._validator = Validator(
             config,
             prompts=prompts.validation_prompts(),
@@ -91,18 +117,24 @@ class FullyAsyncRollouter:
             on_failure=self._set_aside,
         )
         self._filters = config.algorithm.filter_groups.enable
-        self._scored: asyncio.Queue[Sample] = asyncio.Queue()
+        self._ready: dict[str, Sample] = {}  # scored, and not yet in the message queue
+        self._scored = asyncio.Event()
         self._orphans: deque[list[GenerationRequest]] = deque()
         self._may_admit = asyncio.Event()
         self._admitted = 0
         self._dropped = 0
+        self._taken_before = 0
+        self._window_taken = 0
         self._published = -1
+        self._barrier = PauseBarrier(self._fleet, clock)
         self._tracks_age = config.async_training.lag_policy == "wait"
         self._may_end = config.async_training.lag_policy != "drop"  # a dropped sample is made again, however late
         self._admitted_under: dict[str, int] = {}
         self._failed = 0
-        self._shown_at = float("-inf")
+        self._show = SampleShow(clock=clock, events=events)
         self._level_at = float("-inf")
+        if resumption is not None:
+            self._restore(resumption)
 
     async def fit(self) -> None:
         """Run until cancelled. The message queue learns when the last sample is in it, or why none will come."""
@@ -118,17 +150,22 @@ class FullyAsyncRollouter:
         """The replicas."""
         return self._fleet.replicas()
 
-    async def pause(self) -> None:
-        """No replica makes a decode step after this returns, until `resume`. Twice is harmless."""
-        await asyncio.gather(*(replica.pause() for replica in self._fleet.replicas()))
+    async def pause(self, deadline_wall: float | None = None) -> None:
+        """No replica makes a decode step after this returns, until `resume`; see `PauseBarrier`. Twice is harmless."""
+        await self._barrier.begin(deadline_wall)
 
     async def resume(self) -> None:
         """All replicas go on. Twice is harmless."""
-        await asyncio.gather(*(replica.resume() for replica in self._fleet.replicas()))
+        await self._barrier.end()
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """No replica makes a decode step within; whatever happens there, they go on after it."""
+        return self._barrier.held()
 
     async def add_replica(self, replica: ReplicaControl) -> None:
         """A replica joins, or returns as a new process; it gets traffic once it has confirmed a version."""
         self._fleet.add(replica)
+        await self._barrier.member_joined()
 
     async def remove_replica(self, replica_id: str) -> None:
         """Take a replica out; what it owed is handed over."""
@@ -156,7 +193,9 @@ class FullyAsyncRollouter:
             await self._validator.start(version, global_steps)
         self._published = version
         statistics = await self._queue.get_statistics()
-        self._budget.open_window(self._admitted - self._failed - statistics.taken)
+        outstanding = self._admitted - self._failed - self._taken_before - statistics.taken
+        self._budget.open_window(outstanding + self._window_taken)
+        self._window_taken = 0
         self._show_admission()
         self._may_admit.set()
 
@@ -173,16 +212,48 @@ class FullyAsyncRollouter:
             self._budget.give_back()
         self._may_admit.set()
 
-    async def save_checkpoint(self, local_global_step_folder: str) -> None:
-        """Write `rollouter.json` (where the prompts stand, samples admitted and failed) into this directory."""
-        state = RollouterState(
-            life=self._life, admitted=self._admitted, failed=self._failed, prompts=self._prompts.state()
+    async def snapshot(self) -> bytes:
+        """All that is on its way to the trainer at this moment; generation goes on."""
+        groups = [*self._groups.all_open(), *self._scorer.unfinished]
+        snapshot = RollouterSnapshot(
+            life=self._life,
+            admitted=self._admitted,
+            failed=self._failed,
+            dropped=self._dropped,
+            prompts=msgspec.msgpack.encode(self._prompts.state()),
+            groups=[group.as_open() for group in groups],
+            ready=list(self._ready.values()),
+            admitted_under=self._admitted_under,
         )
-        save_state(state, Path(local_global_step_folder))
+        return encode_rollouter(snapshot)
+
+    async def save_checkpoint(self, local_global_step_folder: str) -> None:
+        """Write the `snapshot` into this directory."""
+        save_part(await self.snapshot(), Path(local_global_step_folder))
 
     async def wait_validations(self) -> None:
         """Return once no validation runs."""
         await self._validator.wait()
+
+    def _restore(self, resumption: Resumption) -> None:
+        """Be where an earlier life was. Nothing is sent before a replica has confirmed a version of this life."""
+        snapshot = resumption.snapshot
+        self._admitted, self._failed, self._dropped = snapshot.admitted, snapshot.failed, snapshot.dropped
+        self._taken_before = snapshot.taken
+        self._window_taken = snapshot.window_taken
+        self._admitted_under = resumption.admitted_under()
+        ready, lost = resumption.ready()
+        for sample in ready:
+            self._hand_over(sample)
+        for sample in lost:
+            self._failed += 1
+            self._release(sample.sample_id)
+            self._events.emit(SampleDropped(ids=[sample.sample_id], reason="lost_lineage"))
+        for group in resumption.groups():
+            if group.missing:
+                self._orphans.append(self._groups.restore(group))
+            else:
+                self._scorer.submit(group)
 
     # -- the loops -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +263,9 @@ class FullyAsyncRollouter:
             if admitted:
                 self._events.emit(SampleAdmitted(ids=admitted))
                 self._show_admission()
+            if len(admitted) == AT_ONCE:
+                await asyncio.sleep(0)  # everybody else gets a turn in a large window
+                continue
             self._may_admit.clear()
             if self._wanted <= 0:
                 await self._may_admit.wait()  # nothing left to admit, unless a sample fails
@@ -209,13 +283,14 @@ class FullyAsyncRollouter:
         in_flight_limit = self._in_flight_limit()
         while (
             self._wanted > 0
+            and len(admitted) < AT_ONCE
             and len(self._groups) < in_flight_limit
             and self._budget.free > 0
             and (prompt := self._prompts.next_prompt()) is not None
         ):
             self._budget.admit()
             self._admitted += 1
-            sample_id = f"{self._life}-{self._admitted}"
+            sample_id = sample_id_of(self._life, self._admitted)
             if self._tracks_age:
                 self._admitted_under[sample_id] = self._published
             self._fleet.send(self._groups.open(sample_id, prompt))
@@ -271,9 +346,15 @@ class FullyAsyncRollouter:
                 self._validator.accept(completion)
             else:
                 training.append(completion)
-        for group in self._groups.take(training):
+        taken = self._groups.take(training)
+        for group in taken.whole:
             self._scorer.submit(group)
-            self._may_admit.set()
+        for sample_id, error in taken.refused.items():
+            self._set_aside(sample_id, error)
+        self._orphans.extend([request] for request in taken.again)
+        if taken.zombies:
+            self._events.emit(ZombiesRefused(replica=replica_id, completions=taken.zombies))
+        self._may_admit.set()
 
     def _on_sample(self, sample: Sample) -> None:
         rewards = [response.reward for response in sample.responses]
@@ -282,35 +363,33 @@ class FullyAsyncRollouter:
             self._release(sample.sample_id)
             self._events.emit(SampleDropped(ids=[sample.sample_id], reason="zero_variance"))
         else:
-            self._scored.put_nowait(sample)
+            self._hand_over(sample)
+
+    def _hand_over(self, sample: Sample) -> None:
+        self._ready[sample.sample_id] = sample
+        self._scored.set()
 
     async def _put(self) -> None:
-        delivered = 0
+        delivered = self._taken_before
         while True:
-            samples = [await self._scored.get()]
-            while not self._scored.empty():
-                samples.append(self._scored.get_nowait())
-            await self._queue.put_samples([encode_sample(sample) for sample in samples])
+            while not self._ready:
+                self._scored.clear()
+                await self._scored.wait()
+            samples = list(islice(self._ready.values(), AT_ONCE))
+            await self._waits.bounded(
+                self._queue.put_samples([encode_sample(sample) for sample in samples]),
+                seconds=self._stall_seconds + QUEUE_ANSWERS_SECONDS,  # the queue itself says when there is no room
+                what="the message queue to take samples",
+                culprit="message queue",
+            )
+            for sample in samples:
+                del self._ready[sample.sample_id]
             delivered += len(samples)
-            self._show(samples[-1])
+            self._show.show(samples[-1])
             if delivered >= self._total and self._may_end:
                 await self._queue.finish("rollouter")
 
     # -- what people see -----------------------------------------------------------------------------------------------
-
-    def _show(self, sample: Sample) -> None:
-        if self._clock.now() - self._shown_at < SHOW_EVERY_SECONDS:
-            return
-        self._shown_at = self._clock.now()
-        response = sample.responses[0]
-        self._events.emit(
-            SampleShown(
-                prompt=sample.prompt.text,
-                response=response.text,
-                reward=response.reward,
-                version=response.versions[-1] if response.versions else 0,
-            )
-        )
 
     def _show_admission(self) -> None:
         if self._clock.now() - self._level_at < SHOW_EVERY_SECONDS:
@@ -319,13 +398,3 @@ class FullyAsyncRollouter:
         self._events.emit(
             AdmissionLevel(used=self._budget.used, allowed=self._budget.allowed, in_flight=len(self._groups))
         )
-
-
-def _training_params(config: Config, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    return SamplingParams(
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        top_k=config.rollout.top_k,
-        max_tokens=config.data.max_response_length,
-        stop_token_ids=stop_token_ids,
-    )

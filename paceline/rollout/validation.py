@@ -11,7 +11,8 @@ completions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, WorkerDied
@@ -21,6 +22,8 @@ from paceline.core.sample import Completion, GenerationRequest, Prompt, Sampling
 from paceline.core.waits import Waits
 from paceline.rollout.fleet import Fleet
 from paceline.rollout.replica_feed import ReplicaFeed
+
+T = TypeVar("T")
 
 PREFIX = "validation:"
 
@@ -53,19 +56,29 @@ class Validator:
         self._decoder = decoder
         self._max_pinned = config.rollout.max_pinned_versions
         self._deadline_seconds = config.trainer.stall_timeout_seconds
+        self._reply_seconds = config.checkpoint_engine.sync_timeout_seconds / 2  # within the wait of who asked
         self._clock = clock
         self._events = events
         self._waits = Waits(who="validation", clock=clock, events=events)
         self._expected: dict[str, asyncio.Future[Completion]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._starting = 0
+        self._unpinning: set[asyncio.Task[None]] = set()
         self._pinned: dict[int, list[ReplicaFeed]] = {}
 
     async def start(self, version: int, step: int) -> None:
         """Pin the version on all replicas that serve it and begin; returns once it is pinned."""
-        if len(self._running) >= self._max_pinned:
+        if len(self._running) + self._starting >= self._max_pinned:
             self._events.emit(ValidationSkipped(version=version, reason="pin limit"))
             return
-        pinned = [feed for feed in self._fleet.feeds() if await self._pin(feed, version)]
+        self._starting += 1
+        try:
+            pinned = await self._pin_all(version)
+        except asyncio.CancelledError:
+            self._events.emit(ValidationSkipped(version=version, reason="cancelled"))
+            raise
+        finally:
+            self._starting -= 1
         if not pinned:
             self._events.emit(ValidationSkipped(version=version, reason="no replica serves this version"))
             return
@@ -75,11 +88,40 @@ class Validator:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _pin(self, feed: ReplicaFeed, version: int) -> bool:
-        try:
-            return await feed.replica.pin(version)
-        except PacelineError:
-            return False  # it is being lost; the fleet says so
+    async def _pin_all(self, version: int) -> list[ReplicaFeed]:
+        feeds = self._fleet.feeds()
+        deadline = self._clock.wall() + self._reply_seconds
+        calls = (self._bounded(feed, feed.replica.pin(version, deadline), "a pin") for feed in feeds)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, PacelineError | asyncio.CancelledError):
+                raise answer
+        unsure = [feed for feed, answer in zip(feeds, answers, strict=True) if isinstance(answer, BaseException)]
+        self._in_background(self._unpin(version, unsure))  # pinned or not: a pin that nobody knows would last for ever
+        ready = self._fleet.feeds()  # one that was lost meanwhile has taken its pin with it
+        return [feed for feed, answer in zip(feeds, answers, strict=True) if answer is True and feed in ready]
+
+    async def _unpin(self, version: int, feeds: Sequence[ReplicaFeed]) -> None:
+        await asyncio.gather(*(self._unpin_one(version, feed) for feed in feeds), return_exceptions=True)
+
+    async def _unpin_one(self, version: int, feed: ReplicaFeed) -> None:
+        for last in (False, True):
+            try:
+                await self._bounded(feed, feed.replica.unpin(version), "the end of a pin")
+            except PacelineError as error:
+                if last:
+                    self._fleet.lose(feed.replica.replica_id, f"does not end a pin: {error.message}")
+            else:
+                return
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._unpinning.add(task)
+        task.add_done_callback(self._unpinning.discard)
+
+    async def _bounded(self, feed: ReplicaFeed, call: Awaitable[T], what: str) -> T:
+        culprit = feed.replica.replica_id
+        return await self._waits.bounded(call, seconds=self._reply_seconds, what=what, culprit=culprit)
 
     async def wait(self) -> None:
         """Return once no validation runs."""
@@ -105,7 +147,11 @@ class Validator:
     def accept(self, completion: Completion) -> None:
         """A completion of a pinned request."""
         waiting = self._expected.pop(completion.request_id, None)
-        if waiting is not None and not waiting.done():
+        if waiting is None or waiting.done():
+            return
+        if completion.finish_reason in ("abort", "error"):
+            waiting.set_exception(WorkerDied(f"a response was not made: {completion.error or 'aborted'}", "replicas"))
+        else:
             waiting.set_result(completion)
 
     async def _validate(self, version: int, step: int, feeds: Sequence[ReplicaFeed]) -> None:
@@ -126,7 +172,7 @@ class Validator:
             return
         finally:
             del self._pinned[version]
-            await asyncio.gather(*(feed.replica.unpin(version) for feed in feeds), return_exceptions=True)
+            await self._unpin(version, feeds)
         count = len(completions)
         self._events.emit(
             ValidationFinished(

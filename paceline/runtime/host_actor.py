@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import PacelineError, WorkerDied
+from paceline.core.object_transport import ObjectTransport
 from paceline.runtime.spec import RunSpec, decode_spec
 
 Outcome = tuple[bool, Any]
@@ -25,6 +26,7 @@ HOSTS = {
     "trainer": "paceline.runtime.hosts.trainer_host:TrainerHost",
     "replica": "paceline.runtime.hosts.replica_host:ReplicaHost",
 }
+MOVES_WEIGHTS = ("trainer", "replica")
 
 
 def kind_of(role: str) -> str:
@@ -33,13 +35,15 @@ def kind_of(role: str) -> str:
 
 
 class HostShell:
-    """One host in its process; what the runtime's actor class forwards to."""
+    """One host in its process; what the runtime's actor class forwards to. Those who move weights get `objects`."""
 
-    def __init__(self, role: str, spec_bytes: bytes) -> None:
+    def __init__(self, role: str, spec_bytes: bytes, objects: ObjectTransport) -> None:
         self._role = role
         self._spec: RunSpec = decode_spec(spec_bytes)
-        module, _, name = HOSTS[kind_of(role)].partition(":")
-        self._host = getattr(import_module(module), name)(self._spec, role)
+        kind = kind_of(role)
+        module, _, name = HOSTS[kind].partition(":")
+        ports = (objects,) if kind in MOVES_WEIGHTS else ()
+        self._host = getattr(import_module(module), name)(self._spec, role, *ports)
 
     async def call(self, method: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Outcome:
         """Call one method of the host."""

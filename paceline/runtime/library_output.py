@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -45,7 +46,8 @@ class LibraryOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._screen is not None:
-            self._screen.close()
+            with suppress(OSError):  # whoever read it has gone
+                self._screen.close()
             self._screen = None
         for descriptor, kept in self._kept.items():
             os.dup2(kept, descriptor)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paceline.core.checkpoint_ports import CheckpointStore, TokenJournal
 from paceline.core.config import Config
 from paceline.core.errors import QueueClosed
 from paceline.core.events import EventSink
@@ -28,17 +29,23 @@ from paceline.core.ports import (
     Work,
 )
 from paceline.core.tasks import run_together
+from paceline.core.version import Lineage
 from paceline.message_queue import MessageQueue
 from paceline.rollout.replica import Replica
+from paceline.rollout.resumption import Resumption
 from paceline.rollout.rollouter import FullyAsyncRollouter
+from paceline.runtime import registry
 from paceline.sync.parameter_synchronizer import ParameterSynchronizer
 from paceline.sync.weight_transaction import WeightTransaction
+from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.trainer import FullyAsyncTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPorts:
-    """The adapters of a local run. `make_engine(i)` and `make_receiver(i)` serve replica i."""
+    """The adapters of a local run. `make_engine(i)`, `make_receiver(i)` and `make_journal(i)` serve replica i; without
+    `store` no checkpoint is taken.
+    """
 
     backend: TrainBackend
     sender: WeightSender
@@ -53,13 +60,25 @@ class LocalPorts:
     work: Work
     clock: Clock
     events: EventSink
+    store: CheckpointStore | None = None
+    make_journal: Callable[[int], TokenJournal] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResume:
+    """What a local run goes on from; prompts and backend are where they were already."""
+
+    resumption: Resumption
+    lineage: Lineage
+    stand: TrainerStand
 
 
 class LocalRuntime:
     """Builds the parts from `config` and `ports`; `run` trains to the end of the data."""
 
-    def __init__(self, config: Config, ports: LocalPorts, *, life: int) -> None:
+    def __init__(self, config: Config, ports: LocalPorts, *, life: int, resume: LocalResume | None = None) -> None:
         clock, events = ports.clock, ports.events
+        lineage = Lineage(life) if resume is None else resume.lineage
         self.replicas = [_replica(config, ports, life, index) for index in range(config.rollout.num_replicas)]
         self.queue = MessageQueue(
             capacity=config.max_required_samples,
@@ -80,6 +99,7 @@ class LocalRuntime:
             stop_token_ids=ports.stop_token_ids,
             clock=clock,
             events=events,
+            resumption=None if resume is None else resume.resumption,
         )
         self.trainer = FullyAsyncTrainer(
             config,
@@ -92,6 +112,9 @@ class LocalRuntime:
             rollout_log=ports.rollout_log,
             clock=clock,
             events=events,
+            lineage=lineage,
+            resumed_at=None if resume is None else resume.stand,
+            checkpointer=self._checkpointer(config, ports, lineage, 0 if resume is None else resume.stand.step),
         )
         self.synchronizer = ParameterSynchronizer(
             config, self.trainer, self.rollouter, self.queue, clock=clock, events=events
@@ -114,6 +137,25 @@ class LocalRuntime:
                 await replica.close()
             await self.queue.shutdown()
 
+    def _checkpointer(
+        self, config: Config, ports: LocalPorts, lineage: Lineage, saved_step: int
+    ) -> Checkpointer | None:
+        if ports.store is None:
+            return None
+        return Checkpointer(
+            config,
+            run_id="local",
+            lineage=lineage,
+            store=ports.store,
+            backend=ports.backend,
+            source=self.rollouter,
+            queue=self.queue,
+            work=ports.work,
+            clock=ports.clock,
+            events=ports.events,
+            saved_step=saved_step,
+        )
+
     async def _serve(self) -> None:
         await run_together(self._roll_out(), *(replica.run() for replica in self.replicas))
 
@@ -135,10 +177,13 @@ def _replica(config: Config, ports: LocalPorts, life: int, index: int) -> Replic
             receiver=ports.make_receiver(index),
             board=ports.board,
             clock=ports.clock,
+            rules=registry.build_coverage_rules(config),
         ),
         partial_rollout=config.async_training.partial_rollout,
+        drain_seconds=config.rollout.drain_timeout_seconds,
         decode_work=ports.work,
         stage_work=ports.work,
         clock=ports.clock,
         events=ports.events,
+        journal=None if ports.make_journal is None else ports.make_journal(index),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import Path
 
 QUIET_AND_PRIVATE = {
     "RAY_AUTH_MODE": "token",
@@ -22,7 +23,11 @@ QUIET_AND_PRIVATE = {
 }
 
 
-def prepare_environment() -> None:
-    """Set them for this process and all that it starts; a fresh token keeps other users out of the run's Ray."""
+def prepare_environment(private_dir: Path) -> None:
+    """Set them for this process and all that it starts; a fresh token keeps other users out of the run's Ray.
+
+    What libraries cache on disk goes to `private_dir`, which ends with the run.
+    """
     os.environ.update(QUIET_AND_PRIVATE)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_dir / "torchinductor")
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -2,7 +2,8 @@
 
 The only file that imports ray. One actor class hosts every part (`host_actor.HostShell`); a `RemotePart` makes its
 methods awaitable, so a loop cannot tell a part in its own process from one across the cluster. A call to a part that
-has died raises `WorkerDied` with its role.
+has died raises `WorkerDied` with its role and, in a cluster of several nodes, its node. `RayObjects` is the object
+store under the checkpoint engine for replicas on other nodes.
 """
 
 from __future__ import annotations
@@ -11,27 +12,40 @@ import asyncio
 import ctypes
 import signal
 import threading
-from collections.abc import Mapping
+import time
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray._private.worker import global_worker
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OwnerDiedError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from paceline.core.errors import PacelineError, WorkerDied
+from paceline.core.errors import CapacityError, DeadlineExceeded, PacelineError, SyncError, WorkerDied
 from paceline.runtime.host_actor import HostShell, Outcome, unwrap
+from paceline.runtime.model_files import weight_bytes
+from paceline.runtime.placement import Node, place_replicas, store_bytes
 from paceline.runtime.spec import RunSpec, encode_spec
+from paceline.runtime.stop_signal import StopRequested, StopSignal
 
-OBJECT_STORE_BYTES = 128 * 1024 * 1024  # samples and commands only; weights have their own arenas
+TRAINER = "trainer"
 MAX_PENDING_CALLS = 1000
 OTHER_ROLES = 4  # trainer, rollouter, message queue, synchronizer
 
 
 class RemotePart:
-    """A part in another process. Attribute access gives its coroutine methods; `replica_id` is its role."""
+    """A part in another process. Attribute access gives its coroutine methods; `replica_id` is its role.
 
-    def __init__(self, actor: Any, role: str) -> None:
+    `place` names its node in errors; empty in a cluster of one node.
+    """
+
+    def __init__(self, actor: Any, role: str, place: str = "") -> None:
         self._actor = actor
+        self._name = f"{role} on {place}" if place else role
         self.replica_id = role
 
     def __getattr__(self, method: str) -> Any:
@@ -41,14 +55,128 @@ class RemotePart:
         async def call(*arguments: Any, **keywords: Any) -> Any:
             try:
                 outcome: Outcome = await self._actor.call.remote(method, arguments, keywords)
-            except RayActorError as error:
-                raise WorkerDied(f"{self.replica_id} died while {method} was called", self.replica_id) from error
+            except (RayActorError, ActorUnschedulableError) as error:
+                raise WorkerDied(f"{self._name} died while {method} was called", self.replica_id) from error
             except RayError as error:
-                line = f"{self.replica_id}.{method} failed in Ray: {type(error).__name__}"
+                line = f"{self._name}: {method} failed in Ray: {type(error).__name__}"
                 raise PacelineError(line) from error
             return unwrap(outcome)
 
         return call
+
+
+class RayObjects:
+    """Implements `core.object_transport.ObjectTransport` over Ray's object store, in the process of an actor.
+
+    References to objects cross only as Ray's own references in the replies of the actor that owns the objects
+    (`lend`), so that Ray knows who uses one, also of a process that dies. `owner` is that actor, None in its own
+    process; `origin` names it and its node in errors.
+    """
+
+    def __init__(self, owner: Any | None, origin: str) -> None:
+        self._owner = owner
+        self._origin = origin
+        self._offered: dict[bytes, Any] = {}
+        self._readers: dict[bytes, Counter[str]] = {}
+        self._lock = threading.Lock()  # lending is asked for on the event loop, the rest in a thread
+
+    # -- owner's side --------------------------------------------------------------------------------------------------
+
+    def check_room(self, needed_bytes: int) -> None:
+        """See the port."""
+        own = ray.get_runtime_context().get_node_id()
+        node = next(node for node in living_nodes() if node.node_id == own)
+        if needed_bytes > node.store_bytes:
+            raise CapacityError(
+                f"weights need {needed_bytes} bytes of object store on {node}, but it has {node.store_bytes} bytes"
+            )
+
+    def put(self, data: memoryview) -> bytes:
+        """See the port."""
+        try:
+            made = ray.put(np.frombuffer(data, dtype=np.uint8))
+        except RayError as error:
+            line = f"the object store of {self._origin} takes no {data.nbytes} bytes: {type(error).__name__}"
+            raise SyncError(line) from error
+        reference: bytes = made.binary()
+        with self._lock:
+            self._offered[reference] = made
+            self._readers[reference] = Counter()
+        return reference
+
+    def release(self, reference: bytes) -> None:
+        """See the port."""
+        with self._lock:
+            self._offered.pop(reference, None)
+
+    def holders(self, reference: bytes) -> Sequence[str]:
+        """See the port."""
+        # Ray's table of the objects that this process owns keeps each for as long as any process refers to it.
+        worker: Any = global_worker
+        used = reference.hex().encode() in worker.core_worker.get_all_reference_counts()
+        with self._lock:
+            if not used:
+                self._readers.pop(reference, None)
+                return []
+            names = [name for name, count in self._readers[reference].items() if count > 0]
+        return names or ["a reader that is leaving"]
+
+    def lend(self, reference: bytes, holder: str) -> list[Any]:
+        """Ray's reference to an object, as a list that is empty when it is not offered."""
+        with self._lock:
+            if reference not in self._offered:
+                return []
+            self._readers[reference][holder] += 1
+            return [self._offered[reference]]
+
+    def give_back(self, reference: bytes, holder: str) -> None:
+        """This reader's name no longer stands for the object."""
+        with self._lock:
+            if reference in self._readers:
+                self._readers[reference][holder] -= 1
+
+    # -- reader's side -------------------------------------------------------------------------------------------------
+
+    def get(self, reference: bytes, *, holder: str, deadline_seconds: float) -> memoryview:
+        """See the port."""
+        if self._owner is None:
+            raise LookupError("this process owns the objects, it gets none")
+        end = time.monotonic() + deadline_seconds
+        try:
+            lent = ray.get(self._owner.lend.remote(reference, holder), timeout=deadline_seconds)
+            if not lent:
+                raise LookupError(f"{self._origin} does not offer it any more")
+            array = ray.get(lent[0], timeout=max(0.0, end - time.monotonic()))
+        except RayError as error:
+            self.done(reference, holder=holder)
+            raise self._lost(error, holder, deadline_seconds) from error
+        # The reference goes with the last view of the bytes, so that the owner knows for how long they are used.
+        weakref.finalize(array, lent.clear).atexit = False
+        data: memoryview = array.data
+        return data
+
+    def done(self, reference: bytes, *, holder: str) -> None:
+        """See the port."""
+        if self._owner is not None:
+            self._owner.give_back.remote(reference, holder)
+
+    def _lost(self, error: RayError, holder: str, deadline_seconds: float) -> PacelineError:
+        if isinstance(error, GetTimeoutError):
+            line = f"{holder} waited {deadline_seconds:g} s for weights from {self._origin}: they did not come"
+            return DeadlineExceeded(line, self._origin, deadline_seconds)
+        if isinstance(error, RayActorError | OwnerDiedError):
+            return WorkerDied(f"{self._origin} died before {holder} had its weights", TRAINER)
+        return SyncError(f"{holder} cannot get weights from {self._origin}: {type(error).__name__}")
+
+
+def living_nodes() -> list[Node]:
+    """The nodes of the cluster that this process belongs to."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [
+        Node(str(node["NodeID"]), str(node["NodeName"]), int(node["Resources"].get("object_store_memory", 0)))
+        for node in nodes
+        if node["Alive"]
+    ]
 
 
 def _restore_signals() -> None:
@@ -64,32 +192,66 @@ def _restore_signals() -> None:
 
 
 class _HostActor:
-    """The one actor class: a host, and its peers as `RemotePart`s."""
+    """The one actor class: a host, and its peers as `RemotePart`s. `trainer` is the actor that owns the weights."""
 
-    def __init__(self, role: str, spec_bytes: bytes) -> None:
+    def __init__(self, role: str, spec_bytes: bytes, trainer: Any | None, trainer_name: str) -> None:
         _restore_signals()
-        self._shell = HostShell(role, spec_bytes)
+        self._objects = RayObjects(trainer, trainer_name)
+        self._shell = HostShell(role, spec_bytes, self._objects)
 
     async def call(self, method: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Outcome:
         return await self._shell.call(method, arguments, keywords)
 
-    async def connect(self, actors: Mapping[str, Any]) -> Outcome:
-        peers = {role: RemotePart(actor, role) for role, actor in actors.items()}
+    async def connect(self, actors: Mapping[str, Any], places: Mapping[str, str]) -> Outcome:
+        peers = {role: RemotePart(actor, role, places[role]) for role, actor in actors.items()}
         return await self._shell.call("connect", (peers,), {})
+
+    async def lend(self, reference: bytes, holder: str) -> list[Any]:
+        return self._objects.lend(reference, holder)
+
+    async def give_back(self, reference: bytes, holder: str) -> None:
+        self._objects.give_back(reference, holder)
 
 
 class RayRuntime:
-    """Starts Ray, launches one actor per role, connects them, stops all."""
+    """Starts Ray, launches one actor per role, connects them, stops all.
 
-    def __init__(self, spec: RunSpec) -> None:
+    `address` is that of a running cluster to join, from one of its nodes; without it the run has a Ray of its own.
+    """
+
+    def __init__(self, spec: RunSpec, stop: StopSignal, *, address: str | None = None) -> None:
         self._spec = spec
+        self._stop = stop
+        self._address = address
         self._actors: dict[str, Any] = {}
+        self._home: Node | None = None
+        self._replica_nodes: dict[str, Node] = {}
 
     async def start(self) -> None:
-        """Start Ray on this machine.
+        """Start Ray on this machine, or join the cluster, and place the replicas.
 
         Blocks the loop: Ray's calls hang when another thread than theirs has started it.
+
+        Raises:
+            RunInterrupted: a stop signal came meanwhile. PacelineError: Ray does not start.
+            ConfigError, CapacityError: the cluster does not fit the run.
         """
+        try:
+            with self._stop.raising():
+                self._init()
+        except StopRequested as asked:
+            raise asked.as_error() from None
+        except SystemExit as left:  # while it starts, Ray answers SIGTERM so
+            raise StopRequested(signal.SIGTERM).as_error() from left
+        except Exception as error:  # errors of any class, from a full disk to a port; none is a fault of this program
+            line = " ".join(str(error).split())[:300]
+            raise PacelineError(f"Ray did not start: {type(error).__name__}: {line}") from error
+        self._place()
+
+    def _init(self) -> None:
+        if self._address is not None:
+            ray.init(address=self._address, configure_logging=False, log_to_driver=False)
+            return
         ray.init(
             address="local",
             num_cpus=len(self._spec.replica_ids) + OTHER_ROLES,  # so many workers are started ahead of the actors
@@ -97,23 +259,53 @@ class RayRuntime:
             include_dashboard=False,
             configure_logging=False,
             log_to_driver=False,
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=self._store_bytes(),
             _temp_dir=str(Path(self._spec.private_dir) / "ray"),
         )
 
+    def _store_bytes(self) -> int:
+        config = self._spec.config
+        return store_bytes(config, weight_bytes(config, Path(self._spec.model_path)))
+
+    def _place(self) -> None:
+        nodes, own = living_nodes(), ray.get_runtime_context().get_node_id()
+        self._replica_nodes = place_replicas(self._spec.config, self._spec.replica_ids, nodes, own, self._store_bytes())
+        if len(nodes) > 1:
+            self._home = next(node for node in nodes if node.node_id == own)
+
+    def _node_of(self, role: str) -> Node | None:
+        """None in a cluster of one node."""
+        return None if self._home is None else self._replica_nodes.get(role, self._home)
+
+    def _place_of(self, role: str) -> str:
+        node = self._node_of(role)
+        return "" if node is None else str(node)
+
     def launch(self, role: str) -> RemotePart:
-        """Start the process of one role; returns at once."""
+        """Start the process of one role on its node; returns at once. The trainer comes before the replicas."""
+        options: dict[str, Any] = {}
+        place = self._place_of(role)
+        if (node := self._node_of(role)) is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        trainer_place = self._place_of(TRAINER)
+        trainer_name = f"{TRAINER} on {trainer_place}" if trainer_place else TRAINER
         actor_class = ray.remote(_HostActor)
         actor = actor_class.options(
-            num_cpus=0, max_concurrency=MAX_PENDING_CALLS, max_restarts=0, max_task_retries=0
-        ).remote(role, encode_spec(self._spec))
+            num_cpus=0, max_concurrency=MAX_PENDING_CALLS, max_restarts=0, max_task_retries=0, **options
+        ).remote(role, encode_spec(self._spec), self._actors.get(TRAINER), trainer_name)
         self._actors[role] = actor
-        return RemotePart(actor, role)
+        return RemotePart(actor, role, place)
 
     async def connect(self) -> None:
         """Tell every part of all others."""
-        outcomes = await asyncio.gather(*(actor.connect.remote(self._actors) for actor in self._actors.values()))
-        for outcome in outcomes:
+        places = {role: self._place_of(role) for role in self._actors}
+        calls = [actor.connect.remote(self._actors, places) for actor in self._actors.values()]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for role, outcome in zip(self._actors, outcomes, strict=True):
+            if isinstance(outcome, RayActorError):
+                raise WorkerDied(f"{role} died while it was connected", role) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
             unwrap(outcome)
 
     def kill(self, role: str) -> None:

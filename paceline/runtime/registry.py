@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from paceline.core.checkpoint_ports import CheckpointStore, NoJournal, TokenJournal
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
+from paceline.core.object_transport import ObjectTransport
 from paceline.core.ports import (
     InferenceEngine,
     PromptSource,
@@ -23,8 +28,14 @@ from paceline.core.ports import (
 )
 from paceline.core.sample import Prompt
 from paceline.runtime.spec import RunSpec
+from paceline.runtime.system import SystemClock
 from paceline.task.arithmetic import Problem, problems
 from paceline.tokenizer.fast_tokenizer import FastTokenizer
+
+if TYPE_CHECKING:
+    from paceline.weights.coverage import CoverageRules
+
+FIRST_LIFE = 1
 
 
 def model_path(config: Config) -> Path:
@@ -74,6 +85,38 @@ def build_prompts(config: Config, tokenizer: FastTokenizer) -> PromptSource:
     )
 
 
+def restore_prompts(prompts: PromptSource, encoded: bytes) -> None:
+    """Put the prompts where they stood in an earlier life.
+
+    Raises:
+        ConfigError: they were another data set, or cannot be put there.
+    """
+    from paceline.rollout.prompt_dataset import DatasetCursor, PromptDataset
+
+    if not isinstance(prompts, PromptDataset):
+        raise ConfigError(f"a run cannot go on: {type(prompts).__name__} does not know how to return to a place")
+    prompts.restore(msgspec.msgpack.decode(encoded, type=DatasetCursor))
+
+
+def build_checkpoints(spec: RunSpec) -> CheckpointStore:
+    """Where the run's checkpoints go."""
+    from paceline.store.checkpoint_directory import CheckpointDirectory
+
+    keep = spec.config.trainer.max_ckpt_to_keep
+    return CheckpointDirectory(spec.checkpoints_dir, life=spec.life, keep=keep, journal=spec.journal_dir)
+
+
+def build_journal(spec: RunSpec, replica_id: str) -> TokenJournal:
+    """A replica's token journal; none where no checkpoint will ever be taken."""
+    from paceline.store.token_journal import FileJournal
+
+    trainer = spec.config.trainer
+    if trainer.save_freq == 0 and trainer.grace_seconds == 0:
+        return NoJournal()
+    # Without checkpoints on the way, only the one at the end needs the journal, and of it what is open then.
+    return FileJournal(spec.journal_dir, replica_id, spec.life, keeps="all" if trainer.save_freq else "open")
+
+
 def _as_prompts(chosen: Sequence[Problem], tokenizer: FastTokenizer, longest: int) -> list[Prompt]:
     prompts = [
         Prompt(
@@ -110,26 +153,113 @@ def build_backend(spec: RunSpec, threads: int) -> TrainBackend:
     return TorchBackend(model_path=spec.model_path, actor=spec.config.actor, seed=spec.config.trainer.seed)
 
 
-def build_sender(spec: RunSpec, threads: int) -> WeightSender:
-    """The trainer's end of `checkpoint_engine.backend`."""
+def build_sender(spec: RunSpec, threads: int, objects: ObjectTransport) -> WeightSender:
+    """The trainer's end of `checkpoint_engine.backend`; `objects` serve `ray_object` alone."""
     from paceline.checkpoint_engine.shared_memory import SharedMemorySender
 
     config = spec.config
+    if config.checkpoint_engine.backend == "filesystem":
+        return _filesystem_sender(config, threads)
+    if config.checkpoint_engine.backend == "ray_object":
+        return _ray_object_sender(config, threads, objects)
     return SharedMemorySender(
         directory=spec.private_dir,
         arenas=config.arenas,
         dtype=config.rollout.dtype,
-        nonfinite=config.checkpoint_engine.nonfinite,
+        nonfinite=config.checkpoint_engine.guard,
         threads=threads,
+        keep=config.checkpoint_engine.keep,
+        arena=config.checkpoint_engine.engine_kwargs.shared_memory.arena,
     )
 
 
-def build_receiver(spec: RunSpec, replica_id: str) -> WeightReceiver:
-    """A replica's end of `checkpoint_engine.backend`."""
+def build_coverage_rules(config: Config) -> CoverageRules:
+    """How the trainer's tensors become the engine's."""
+    from paceline.weights.coverage import CoverageRules
+
+    engine = config.checkpoint_engine
+    return CoverageRules(
+        name_rules=engine.name_rules, trainer_only=engine.trainer_only, engine_static=engine.engine_static
+    )
+
+
+def build_receiver(spec: RunSpec, replica_id: str, objects: ObjectTransport) -> WeightReceiver:
+    """A replica's end of `checkpoint_engine.backend`; `objects` serve `ray_object` alone."""
     from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver
 
     engine = spec.config.checkpoint_engine
+    if engine.backend == "filesystem":
+        return _filesystem_receiver(spec.config, replica_id)
+    if engine.backend == "ray_object":
+        from paceline.checkpoint_engine.ray_object import RayObjectReceiver
+
+        return RayObjectReceiver(
+            objects, holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds
+        )
     return SharedMemoryReceiver(holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds)
+
+
+def _ray_object_sender(config: Config, threads: int, objects: ObjectTransport) -> WeightSender:
+    from paceline.checkpoint_engine.ray_object import RayObjectSender
+
+    return RayObjectSender(
+        objects,
+        arenas=config.arenas,
+        dtype=config.rollout.dtype,
+        nonfinite=config.checkpoint_engine.guard,
+        threads=threads,
+        keep=config.checkpoint_engine.keep,
+    )
+
+
+def _filesystem_sender(config: Config, threads: int) -> WeightSender:
+    from paceline.checkpoint_engine.filesystem import FilesystemSender
+
+    options = config.checkpoint_engine.engine_kwargs.filesystem
+    return FilesystemSender(
+        url=_url(config),
+        keep_versions=options.keep,
+        keep_seconds=options.keep_seconds,
+        shard_bytes=options.shard_megabytes << 20,
+        dtype=config.rollout.dtype,
+        nonfinite=config.checkpoint_engine.guard,
+        threads=threads,
+        keep=config.checkpoint_engine.keep,
+        clock=SystemClock(),
+    )
+
+
+def _filesystem_receiver(config: Config, replica_id: str) -> WeightReceiver:
+    from paceline.checkpoint_engine.filesystem import FilesystemReceiver
+
+    engine = config.checkpoint_engine
+    return FilesystemReceiver(
+        url=_url(config),
+        holder=replica_id,
+        verify="off" if engine.verify == "off" else "full",
+        deadline_seconds=engine.sync_timeout_seconds,
+        clock=SystemClock(),
+    )
+
+
+def _url(config: Config) -> str:
+    url = config.checkpoint_engine.engine_kwargs.filesystem.url
+    if url is None:
+        raise ConfigError("checkpoint_engine.engine_kwargs.filesystem.url is not set")
+    return url
+
+
+def next_life(config: Config) -> int:
+    """The life of a new run: above every life whose versions stay where this run publishes (V3).
+
+    Raises:
+        ConfigError: that place cannot be used.
+    """
+    if config.checkpoint_engine.backend != "filesystem":
+        return FIRST_LIFE
+    from paceline.checkpoint_engine.filesystem_storage import newest_life
+
+    return max(FIRST_LIFE, newest_life(_url(config)) + 1)
 
 
 def build_board(spec: RunSpec, replica_id: str) -> ServingBoard:
@@ -147,7 +277,8 @@ def engine_factory(spec: RunSpec, replica_id: str, threads: int) -> Callable[[],
 
     torch.set_num_threads(threads)
     config = spec.config
-    seed = config.trainer.seed * 1000 + int(replica_id.rpartition("-")[2])
+    # A later life draws other random numbers; 7919 lives and replicas do not share one.
+    seed = config.trainer.seed * 1000 + int(replica_id.rpartition("-")[2]) + 7919 * (spec.life - FIRST_LIFE)
     made = 0
 
     def make() -> InferenceEngine:
@@ -157,7 +288,7 @@ def engine_factory(spec: RunSpec, replica_id: str, threads: int) -> Callable[[],
             model_config_dir=spec.model_path,
             dtype=config.rollout.dtype,
             max_num_seqs=config.rollout.max_num_seqs,
-            max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+            max_model_len=config.max_model_len,
             kv_cache=config.rollout.kv_cache,
             seed=seed + 500 * (made - 1),
         )

@@ -8,10 +8,23 @@ from typing import Any
 import msgspec
 
 from paceline.core.config import Config, build_config
+from paceline.core.events import RunResumed
+from paceline.core.version import Lineage
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What a run goes on from: a verified checkpoint (its directory), and the event that says so."""
+
+    checkpoint: str
+    step: int
+    updates_since_sync: int
+    event: RunResumed
 
 
 class RunSpec(msgspec.Struct, frozen=True):
-    """One run. Directories are absolute: `run_dir` is kept, `private_dir` holds sockets and goes with the run."""
+    """One life of a run. Directories are absolute: `run_dir` is kept, `private_dir` holds sockets and goes with the
+    life. `lineage` None is that of a first life; `resumed` None: it begins anew.
+    """
 
     run_id: str
     life: int
@@ -20,11 +33,28 @@ class RunSpec(msgspec.Struct, frozen=True):
     model_path: str
     threads: dict[str, int]
     config_tree: dict[str, Any]
+    lineage: Lineage | None = None
+    resumed: Resumed | None = None
 
     @property
     def config(self) -> Config:
         """The checked configuration."""
         return build_config(self.config_tree)
+
+    @property
+    def descent(self) -> Lineage:
+        """The lineage of this life."""
+        return self.lineage or Lineage(self.life)
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Where the run's checkpoints are."""
+        return Path(self.run_dir) / "checkpoints"
+
+    @property
+    def journal_dir(self) -> Path:
+        """Where its token journals are."""
+        return Path(self.run_dir) / "journal"
 
     @property
     def events_path(self) -> Path:

@@ -1,20 +1,17 @@
 """Supervision of the parts of a run: start all, connect, run until the trainer is done, stop all.
 
 The first error of any part ends the run and is raised; a part that dies is named. Replicas alone may die: they are
-started again beside the others. A stop signal raises `RunInterrupted`. Every phase has a deadline.
+started again beside the others. Every phase has a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from paceline.core.errors import DeadlineExceeded, PacelineError, RunInterrupted, WorkerDied
+from paceline.core.errors import DeadlineExceeded, PacelineError, WorkerDied
 from paceline.core.waits import Waits
-
-T = TypeVar("T")
 
 START_SECONDS = 300.0
 STOP_SECONDS = 2.0
@@ -34,40 +31,6 @@ class PartsRuntime(Protocol):
     def kill(self, role: str) -> None: ...
 
     def stop(self, deadline_seconds: float) -> None: ...
-
-
-class StopSignal:
-    """SIGINT and SIGTERM as a future that the run is raced against."""
-
-    def __init__(self) -> None:
-        self._raised: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def install(self) -> None:
-        """Take over both signals; may be called again, after a library took them. A second signal changes nothing."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, int(number))
-
-    def _on_signal(self, number: int) -> None:
-        if not self._raised.done():
-            self._raised.set_result(number)
-
-    async def race(self, work: Awaitable[T]) -> T:
-        """The result of `work`.
-
-        Raises:
-            RunInterrupted: a signal came first; `work` is cancelled.
-        """
-        task = asyncio.ensure_future(work)
-        try:
-            racing: set[asyncio.Future[Any]] = {task, self._raised}
-            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            name = signal.Signals(self._raised.result()).name
-            raise RunInterrupted(f"stopped by {name}", self._raised.result())
-        finally:
-            task.cancel()
 
 
 class Supervisor:
@@ -95,6 +58,7 @@ class Supervisor:
         self._on_started = on_started
         self._parts: dict[str, Any] = {}
         self._running: dict[asyncio.Task[None], str] = {}
+        self._returning: set[str] = set()
 
     async def run(self) -> None:
         """Start, connect, run to the end.
@@ -115,6 +79,17 @@ class Supervisor:
         finally:
             for task in [*self._running, losses]:
                 task.cancel()
+
+    async def preempt(self, seconds: float) -> None:
+        """Have the trainer save, if it can within this time; to be called before `stop`."""
+        trainer = self._parts.get(TRAINER)
+        if trainer is None:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await trainer.preempt()
+        except (PacelineError, TimeoutError):
+            return  # not connected yet, dead, or in a long update: the checkpoint before stays the newest
 
     async def stop(self) -> None:
         """Ask every part to stop; those that do not answer in time are left to the process guard."""
@@ -159,6 +134,7 @@ class Supervisor:
 
     async def _replace(self, role: str, error: WorkerDied) -> None:
         """Start a dead replica again beside the others, or take it out."""
+        self._runtime.kill(role)  # what has ended its loop may still hold memory and leases
         await self._parts["rollouter"].lose_replica(role, error.message)
         if self._restarts_left[role] == 0:
             del self._restarts_left[role]
@@ -167,6 +143,7 @@ class Supervisor:
                 raise WorkerDied(f"no replica is left and none may be started again: {error.message}", role)
             return
         self._restarts_left[role] -= 1
+        self._returning.add(role)
         self._parts[role] = self._runtime.launch(role)
         self._running[asyncio.ensure_future(self._rejoin(role))] = role
 
@@ -178,16 +155,23 @@ class Supervisor:
             raise WorkerDied(error.message, role) from error
         running = asyncio.ensure_future(part.run())
         try:
-            await self._parts["synchronizer"].add_replicas([part])
+            await self._join(role)
+            self._returning.discard(role)
             await running
         finally:
             running.cancel()
+
+    async def _join(self, role: str) -> None:
+        try:
+            await self._parts["synchronizer"].add_replicas([self._parts[role]])
+        except PacelineError as error:  # nobody knows who knows it; another process is told from it
+            raise WorkerDied(f"{role} could not join: {error.message}", role) from error
 
     async def _end_lost_replicas(self) -> None:
         """A replica that does not answer is ended, so that its memory is free and it can be started again."""
         while True:
             loss = await self._parts["rollouter"].next_loss(POLL_SECONDS)
-            if loss is not None:
+            if loss is not None and loss[0] not in self._returning:  # the news may be of the process before
                 self._runtime.kill(loss[0])
 
     async def _quietly(self, call: Awaitable[Any]) -> None:

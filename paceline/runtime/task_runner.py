@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -23,12 +24,17 @@ from paceline.observability.display import Display, open_display
 from paceline.observability.event_log import EventLog
 from paceline.observability.reader import EventTail
 from paceline.runtime.library_output import LibraryOutput
+from paceline.runtime.model_files import weight_bytes
+from paceline.runtime.placement import check_local_store
 from paceline.runtime.process_guard import ProcessGuard
 from paceline.runtime.ray_environment import prepare_environment
-from paceline.runtime.registry import check_prompts
+from paceline.runtime.registry import check_prompts, model_path
 from paceline.runtime.run_directory import close_run, create_run
+from paceline.runtime.run_lock import RunLock
+from paceline.runtime.socket_paths import check_socket_paths
 from paceline.runtime.spec import RunSpec
-from paceline.runtime.supervision import PartsRuntime, StopSignal, Supervisor
+from paceline.runtime.stop_signal import StopSignal
+from paceline.runtime.supervision import PartsRuntime, Supervisor
 from paceline.runtime.system import SystemClock
 
 OTHER_ROLES = ("trainer", "rollouter", "message_queue", "synchronizer")
@@ -42,15 +48,22 @@ class FullyAsyncTaskRunner:
     """One run from its spec to its summary."""
 
     def __init__(
-        self, spec: RunSpec, runtime: PartsRuntime, displays: Sequence[Display], *, command_wall: float
+        self,
+        spec: RunSpec,
+        runtime: PartsRuntime,
+        displays: Sequence[Display],
+        *,
+        stop: StopSignal,
+        command_wall: float,
     ) -> None:
         self._spec = spec
         self._runtime = runtime
-        self._displays = displays
+        self._displays = list(displays)
+        self._stop = stop
         self._command_wall = command_wall
         self._clock = SystemClock()
         self._events = EventLog(spec.events_path, "driver", self._clock.wall)
-        self._tail = EventTail(spec.events_path)
+        self._tail = EventTail.at_end(spec.events_path)  # displays show this life; the summary folds over all of them
 
     async def run(self) -> None:
         """Train.
@@ -58,11 +71,8 @@ class FullyAsyncTaskRunner:
         Raises:
             PacelineError: what ended the run before its end, one line.
         """
-        stop = StopSignal()
-        stop.install()
         self._record_start()
-        for display in self._displays:
-            display.start()
+        self._show(lambda display: display.start())
         following = asyncio.ensure_future(self._follow())
         supervisor = Supervisor(
             runtime=self._runtime,
@@ -70,11 +80,13 @@ class FullyAsyncTaskRunner:
             other_roles=OTHER_ROLES,
             max_restarts=self._spec.config.rollout.max_replica_restarts,
             waits=Waits(who="driver", clock=self._clock, events=self._events),
-            on_started=stop.install,
+            on_started=self._stop.install,
         )
         try:
-            await stop.race(supervisor.run())
+            await self._stop.race(supervisor.run())
         except PacelineError as error:
+            if isinstance(error, RunInterrupted) and error.signal_number == signal.SIGTERM:
+                await supervisor.preempt(self._spec.config.trainer.grace_seconds)
             await supervisor.stop()
             self._record_end("interrupted" if isinstance(error, RunInterrupted) else "failed", error)
             raise
@@ -88,8 +100,7 @@ class FullyAsyncTaskRunner:
         """Write the summary and show it; to be called once no process of the run writes events any more."""
         self._feed_displays()
         summary = close_run(self._spec)
-        for display in self._displays:
-            display.stop(summary)
+        self._show(lambda display: display.stop(summary))
 
     def _record_start(self) -> None:
         config = self._spec.config
@@ -104,6 +115,8 @@ class FullyAsyncTaskRunner:
                 total_steps=config.total_steps,
             )
         )
+        if self._spec.resumed is not None:
+            self._events.emit(self._spec.resumed.event)
 
     def _record_end(self, outcome: Literal["completed", "interrupted", "failed"], error: PacelineError | None) -> None:
         code = exit_code(error)
@@ -116,8 +129,14 @@ class FullyAsyncTaskRunner:
 
     def _feed_displays(self) -> None:
         records = self._tail.read()
-        for display in self._displays:
-            display.feed(records)
+        self._show(lambda display: display.feed(records))
+
+    def _show(self, action: Callable[[Display], None]) -> None:
+        for display in list(self._displays):
+            try:
+                action(display)
+            except OSError:  # nobody looks any more (a closed pipe or terminal), or the disk is full: the run goes on
+                self._displays.remove(display)
 
 
 def exit_code(error: PacelineError | None) -> int:
@@ -137,22 +156,28 @@ def run_training(config: Config, *, command_wall: float) -> int:
     Raises:
         PacelineError: refused, failed or interrupted; `exit_code` tells the process's exit code.
     """
+    check_socket_paths()
     check_prompts(config)
-    spec = create_run(config)
-    guard = ProcessGuard.start([Path(spec.private_dir)])
-    prepare_environment()
-    with LibraryOutput(Path(spec.run_dir)) as output:
-        # After the environment, which Ray reads when it is imported.
-        from paceline.runtime.ray_runtime import RayRuntime
+    check_local_store(config, weight_bytes(config, model_path(config)))
+    with StopSignal() as stop:
+        lock = RunLock()
+        spec = create_run(config, lock)
+        guard = ProcessGuard.start([Path(spec.private_dir)])
+        prepare_environment(Path(spec.private_dir))
+        with LibraryOutput(Path(spec.run_dir)) as output:
+            # After the environment, which Ray reads when it is imported.
+            from paceline.runtime.ray_runtime import RayRuntime
 
-        runtime = RayRuntime(spec)
-        runner = FullyAsyncTaskRunner(spec, runtime, _displays(spec, output.screen), command_wall=command_wall)
-        try:
-            asyncio.run(runner.run())
-        finally:
-            runtime.stop(STOP_SECONDS)
-            guard.finish(CLEAN_UP_SECONDS)
-            runner.sum_up()
+            runtime = RayRuntime(spec, stop)
+            displays = _displays(spec, output.screen)
+            runner = FullyAsyncTaskRunner(spec, runtime, displays, stop=stop, command_wall=command_wall)
+            try:
+                asyncio.run(runner.run())
+            finally:
+                runtime.stop(STOP_SECONDS)
+                guard.finish(CLEAN_UP_SECONDS)
+                runner.sum_up()
+                lock.release()
     return 0
 
 

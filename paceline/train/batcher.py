@@ -18,6 +18,7 @@ from paceline.core.waits import Waits
 from paceline.train.staleness import lengths
 
 POLL_SECONDS = 1.0
+AT_ONCE = 32  # samples that are decoded in one turn of the event loop
 
 
 class Batcher:
@@ -43,11 +44,16 @@ class Batcher:
         self._on_refused = on_refused or _tell_nobody
         self._held: list[Sample] = []
         self._ended = False
+        self._interrupted = False
 
     @property
     def held(self) -> list[Sample]:
         """Samples that were taken from the queue and are in no batch yet."""
         return list(self._held)
+
+    def interrupt(self) -> None:
+        """From now on `next_batch` ends without a batch where it would wait for samples; what is held is kept."""
+        self._interrupted = True
 
     def hold(self, samples: Collection[Sample]) -> None:
         """Put samples in front, as after a resume."""
@@ -56,7 +62,7 @@ class Batcher:
     async def next_batch(
         self, urgent: Collection[str] = (), refuses: Callable[[Sample], bool] | None = None
     ) -> list[Sample] | None:
-        """The next whole batch, or None at the end of data.
+        """The next whole batch, or None at the end of data and after `interrupt`.
 
         `urgent` are sample ids that this batch takes first (as many as it holds) and waits for. Samples that `refuses`
         holds to be beyond `max_version_lag` are dropped and told to `on_refused`.
@@ -81,6 +87,8 @@ class Batcher:
                 self._drop(self._held, "unfilled_last_batch")
                 self._held = []
                 return None
+            if self._interrupted:
+                return None
             await self._take()
 
     def _compose(self, urgent: frozenset[str]) -> list[Sample] | None:
@@ -96,7 +104,9 @@ class Batcher:
 
     async def _take(self) -> None:
         try:
-            items, _ = await self._queue.get_samples(max(1, self._required - len(self._held)), POLL_SECONDS)
+            items, _ = await self._queue.get_samples(
+                min(AT_ONCE, max(1, self._required - len(self._held))), POLL_SECONDS
+            )
         except QueueClosed:
             self._ended = True
             return

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from paceline.core.config import AsyncTrainingConfig
 from paceline.core.ports import SampleSource
 from paceline.core.sample import Response, Sample
-from paceline.core.version import Version
+from paceline.core.version import Lineage, Version
 from paceline.train import staleness
 
 
 class LagGate:
     """The bound and its policy; `source` is the rollouter."""
 
-    def __init__(self, config: AsyncTrainingConfig, source: SampleSource) -> None:
+    def __init__(self, config: AsyncTrainingConfig, source: SampleSource, lineage: Lineage) -> None:
         self._bound = config.max_version_lag
         self._policy = config.lag_policy
         self._source = source
+        self._lineage = lineage
         self._consumed: list[str] = []
 
     async def urgent_before(self, next_version: Version) -> list[str]:
@@ -36,7 +37,9 @@ class LagGate:
 
     def refuses(self, sample: Sample, captured: Version) -> bool:
         """Whether this sample is beyond the bound and dropped for it (policy `drop`)."""
-        return self._bound is not None and self._policy == "drop" and staleness.is_over(sample, captured, self._bound)
+        if self._bound is None or self._policy != "drop":
+            return False
+        return staleness.is_over(sample, captured, self._lineage, self._bound)
 
     async def refused(self, samples: Sequence[Sample]) -> None:
         """Tell the rollouter that these were dropped, so that others are made."""
@@ -49,4 +52,4 @@ class LagGate:
 
     def loss_mask(self, response: Response, captured: Version) -> list[int]:
         """1 per token that may enter the loss (policy `mask` takes out what is beyond the bound)."""
-        return staleness.loss_mask(response, captured, self._bound if self._policy == "mask" else None)
+        return staleness.loss_mask(response, captured, self._lineage, self._bound if self._policy == "mask" else None)

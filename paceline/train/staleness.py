@@ -1,32 +1,32 @@
 """The bound on version lag, `async_training.max_version_lag`, per token and taken when a sample is consumed (V7).
 
     wait   the last update before a sync takes every sample that the sync would carry over the bound; the sync waits
-    for it mask   tokens beyond the bound leave the loss drop   samples with a token beyond the bound are dropped,
-    counted by response length, and made again
+    mask   tokens beyond the bound leave the loss
+    drop   samples with a token beyond the bound are dropped, counted by response length, and made again
 
-A token's lag is the captured version minus its own. `None` is no bound.
+A token's lag is the captured version minus its own, along the lineage of this life. `None` is no bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from paceline.core.errors import VersionError
 from paceline.core.sample import Response, Sample
-from paceline.core.version import Version, version_lag
+from paceline.core.version import Lineage, Version
 
 
-def token_lags(samples: Iterable[Sample], captured: Version) -> dict[int, int]:
+def token_lags(samples: Iterable[Sample], captured: Version, lineage: Lineage) -> dict[int, int]:
     """Lag -> number of response tokens with that lag.
 
     Raises:
-        VersionError: a token is newer than the captured version or of another life.
+        VersionError: a token is newer than the captured version or its lineage is lost.
     """
     versions = Counter(v for sample in samples for response in sample.responses for v in response.versions)
     lags: Counter[int] = Counter()
     for packed, count in versions.items():
-        lags[version_lag(captured, Version.unpack(packed))] += count
+        lags[lineage.lag(captured, Version.unpack(packed))] += count
     return dict(lags)
 
 
@@ -36,26 +36,17 @@ def oldest_version(sample: Sample) -> Version | None:
     return Version.unpack(min(versions)) if versions else None
 
 
-def is_over(sample: Sample, captured: Version, bound: int) -> bool:
+def is_over(sample: Sample, captured: Version, lineage: Lineage, bound: int) -> bool:
     """Whether a token of this sample lies beyond the bound."""
     oldest = oldest_version(sample)
-    return oldest is not None and version_lag(captured, oldest) > bound
+    return oldest is not None and lineage.lag(captured, oldest) > bound
 
 
-def split_by_bound(samples: Sequence[Sample], captured: Version, bound: int) -> tuple[list[Sample], list[Sample]]:
-    """Samples within the bound, and those beyond it, each in order."""
-    within: list[Sample] = []
-    beyond: list[Sample] = []
-    for sample in samples:
-        (beyond if is_over(sample, captured, bound) else within).append(sample)
-    return within, beyond
-
-
-def loss_mask(response: Response, captured: Version, bound: int | None) -> list[int]:
+def loss_mask(response: Response, captured: Version, lineage: Lineage, bound: int | None) -> list[int]:
     """1 for each token of the response that may enter the loss, 0 beyond the bound; as long as the response."""
     if bound is None:
         return [1] * len(response.token_ids)
-    return [1 if version_lag(captured, Version.unpack(v)) <= bound else 0 for v in response.versions]
+    return [1 if lineage.lag(captured, Version.unpack(v)) <= bound else 0 for v in response.versions]
 
 
 def lengths(samples: Iterable[Sample]) -> dict[int, int]:

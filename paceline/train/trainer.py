@@ -10,13 +10,22 @@ sample is consumed: captured version minus the token's version (V7). Version 0 i
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.algo.advantage import group_advantages
 from paceline.core.commands import CaptureCommand, CaptureReport, SyncReport
 from paceline.core.config import Config
-from paceline.core.errors import DeadlineExceeded, LateCommand, NonFiniteWeights, VersionError
+from paceline.core.errors import (
+    DeadlineExceeded,
+    LateCommand,
+    NonFiniteWeights,
+    RunInterrupted,
+    SyncError,
+    VersionError,
+    WorkerDied,
+)
 from paceline.core.events import EventSink, SampleTrained, TrainStep
 from paceline.core.ports import (
     Clock,
@@ -29,13 +38,15 @@ from paceline.core.ports import (
     Work,
 )
 from paceline.core.sample import Sample, TrainBatch, TrainSequence
-from paceline.core.version import Version
+from paceline.core.version import Lineage, Version
 from paceline.core.waits import Waits
 from paceline.train.batcher import Batcher
+from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.lag_gate import LagGate
 from paceline.train.staleness import token_lags
 
 ARENA_POLL_SECONDS = 0.005
+SYNC_PHASES = 8  # capture, stage, swap, discard, three of publication; each has its own deadline, and one to spare
 
 
 class FullyAsyncTrainer:
@@ -54,9 +65,13 @@ class FullyAsyncTrainer:
         rollout_log: RolloutLog,
         clock: Clock,
         events: EventSink,
+        lineage: Lineage | None = None,
+        resumed_at: TrainerStand | None = None,
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         self._config = config
         self._life = life
+        self._lineage = lineage or Lineage(life)
         self._backend = backend
         self._sender = sender
         self._work = work
@@ -64,7 +79,7 @@ class FullyAsyncTrainer:
         self._clock = clock
         self._events = events
         self._waits = Waits(who="trainer", clock=clock, events=events)
-        self._gate = LagGate(config.async_training, source)
+        self._gate = LagGate(config.async_training, source, self._lineage)
         self._batcher = Batcher(
             queue=queue,
             life=life,
@@ -74,11 +89,18 @@ class FullyAsyncTrainer:
             events=events,
             on_refused=self._gate.refused,
         )
-        self._step = 0
+        self._is_resumed = resumed_at is not None
+        self._step, self._since_sync = resumed_at or TrainerStand(0, 0)
+        self._checkpointer = checkpointer
+        self._preempted: asyncio.Future[None] | None = None
         self._last_update_ended = clock.now()
         self._captured: Version | None = None
         self._capture_done = asyncio.Event()
         self._sync: asyncio.Task[SyncReport] | None = None
+        phases = config.checkpoint_engine.sync_attempts * SYNC_PHASES
+        self._sync_seconds = (
+            phases * config.checkpoint_engine.sync_timeout_seconds + config.rollout.replica_return_seconds
+        )
 
     def get_actor_wg(self) -> Sequence[TrainBackend]:
         """The actor worker group: one rank."""
@@ -89,24 +111,56 @@ class FullyAsyncTrainer:
         return -1 if self._captured is None else self._captured.packed
 
     async def fit(self, synchronizer: SynchronizerControl) -> None:
-        """Train to the end of the data; returns after the last version is published and validated."""
-        await self._start_sync(synchronizer, self._config.trainer.val_before_train)
+        """Train to the end of the data; returns after the last version is published and validated.
+
+        Raises:
+            RunInterrupted: `preempt` was called, and a checkpoint is saved.
+        """
+        await self._start_sync(synchronizer, self._config.trainer.val_before_train and not self._is_resumed)
         trigger = self._config.async_training.trigger_parameter_sync_step
         total = self._config.total_steps
-        updates_since_sync = 0
         while self._step < total:
+            await self._leave_if_asked()
             waited_from = self._clock.now()
-            urgent = await self._urgent() if updates_since_sync + 1 >= trigger else []
+            urgent = await self._urgent() if self._since_sync + 1 >= trigger else []
             samples = await self._next_batch(urgent)
             if samples is None:
+                await self._leave_if_asked()
                 break
             await self._update(samples, waited_from)
-            updates_since_sync += 1
+            self._since_sync += 1
             left_urgent = len(urgent) > self._config.required_samples  # more than a batch holds: one more update first
-            if updates_since_sync >= trigger and self._step < total and not left_urgent:
+            if self._since_sync >= trigger and self._step < total and not left_urgent:
+                before = self._captured
                 await self._start_sync(synchronizer, self._validation_is_due())
-                updates_since_sync = 0
+                self._since_sync = 0
+                if self._captured != before:  # else it was skipped: the weights are not finite
+                    await self._save_if_due()
         await self._finish(synchronizer)
+
+    async def preempt(self) -> None:
+        """Save at the next update boundary and end `fit` there; returns once that is done. Twice is harmless."""
+        if self._checkpointer is None:
+            return
+        if self._preempted is None:
+            self._preempted = asyncio.get_running_loop().create_future()
+        self._batcher.interrupt()
+        await asyncio.shield(self._preempted)
+
+    async def _leave_if_asked(self) -> None:
+        if self._preempted is None or self._checkpointer is None:
+            return
+        await self._save(self._checkpointer)
+        self._preempted.set_result(None)
+        raise RunInterrupted(f"the trainer was asked to leave after update {self._step}", int(signal.SIGTERM))
+
+    async def _save_if_due(self) -> None:
+        if self._checkpointer is not None and self._checkpointer.is_due(self._step):
+            await self._save(self._checkpointer)
+
+    async def _save(self, checkpointer: Checkpointer) -> None:
+        stand = TrainerStand(self._step, self._since_sync)
+        await checkpointer.save(stand, self.get_current_param_version, self._batcher.held)
 
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
         """Take the snapshot that the synchronizer asks for; waits for a free arena.
@@ -169,7 +223,7 @@ class FullyAsyncTrainer:
         began = self._clock.now()
         blocked_seconds = waited_from - self._last_update_ended
         self._step += 1
-        lags = token_lags(samples, self._current())
+        lags = token_lags(samples, self._current(), self._lineage)
         self._gate.consumed(samples)
         batch = self._train_batch(samples)
         metrics = await self._work.run(lambda: self._backend.update(batch))
@@ -228,42 +282,51 @@ class FullyAsyncTrainer:
     async def _start_sync(self, synchronizer: SynchronizerControl, validate: bool) -> None:
         """Begin the next sync once the one before has ended; returns when the snapshot is taken."""
         await self._end_of_sync()
-        version = Version(self._life, 0) if self._captured is None else self._captured.next()
         self._capture_done.clear()
-        self._sync = asyncio.ensure_future(
-            synchronizer.sync_weights(version.packed, validate=validate, global_steps=self._step)
-        )
+        self._sync = asyncio.ensure_future(self._publish(synchronizer, validate))
         captured = asyncio.ensure_future(self._capture_done.wait())
         try:
             await self._waits.bounded(
                 asyncio.wait({captured, self._sync}, return_when=asyncio.FIRST_COMPLETED),
-                seconds=self._config.checkpoint_engine.sync_timeout_seconds,
-                what=f"the snapshot of version {version}",
+                seconds=self._sync_seconds,
+                what=f"the snapshot of version {self._next_version()}",
                 culprit="parameter synchronizer",
             )
         finally:
             captured.cancel()
         if self._sync.done():
-            self._settle(self._sync)
+            await self._end_of_sync()
 
-    def _settle(self, sync: asyncio.Task[SyncReport]) -> None:
-        """Raise the error of a sync that ended before its snapshot was taken, unless it was one to be skipped."""
-        self._sync = None
+    async def _publish(self, synchronizer: SynchronizerControl, validate: bool) -> SyncReport:
+        """One sync; an aborted one is tried again with the weights as they are then. Replicas go on meanwhile."""
+        for left in reversed(range(self._config.checkpoint_engine.sync_attempts)):
+            version = self._next_version()
+            try:
+                return await synchronizer.sync_weights(version.packed, validate=validate, global_steps=self._step)
+            except NonFiniteWeights:
+                raise
+            except (SyncError, DeadlineExceeded, WorkerDied):
+                if left == 0:
+                    raise
+        raise SyncError("checkpoint_engine.sync_attempts is 0")
+
+    def _next_version(self) -> Version:
+        return Version(self._life, self._lineage.begin) if self._captured is None else self._captured.next()
+
+    async def _end_of_sync(self) -> None:
+        """The end of the sync before, if there is one; its error is raised, unless it was one to be skipped."""
+        if self._sync is None:
+            return
         try:
-            sync.result()
+            await self._waits.bounded(
+                self._sync,
+                seconds=self._sync_seconds,
+                what="the end of the sync before",
+                culprit="parameter synchronizer",
+            )
         except NonFiniteWeights:
             if self._config.checkpoint_engine.nonfinite != "skip" or self._captured is None:
                 raise
-
-    async def _end_of_sync(self) -> None:
-        if self._sync is None:
-            return
-        await self._waits.bounded(
-            self._sync,
-            seconds=4 * self._config.checkpoint_engine.sync_timeout_seconds,
-            what="the end of the sync before",
-            culprit="parameter synchronizer",
-        )
         self._sync = None
 
     async def _finish(self, synchronizer: SynchronizerControl) -> None:
@@ -271,5 +334,8 @@ class FullyAsyncTrainer:
         await self._end_of_sync()
         await synchronizer.wait_last_valid()
         await self._start_sync(synchronizer, validate=True)
+        self._since_sync = 0
+        if self._checkpointer is not None and self._config.trainer.save_freq > 0:
+            await self._save(self._checkpointer)
         await self._end_of_sync()
         await synchronizer.wait_last_valid()

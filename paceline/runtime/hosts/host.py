@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.core.events import ProcessStarted
 from paceline.observability.event_log import EventLog
+from paceline.runtime.run_lock import hold_as_process
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import SystemClock
 
@@ -41,6 +43,7 @@ class HostProcess:
         self.spec = spec
         self.role = role
         self.clock = SystemClock()
+        self.lock = hold_as_process(Path(spec.run_dir))  # until the process ends: nobody else may go on with the run
         self.events = EventLog(spec.events_path, role, self.clock.wall)
 
     @property

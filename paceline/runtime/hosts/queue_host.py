@@ -52,6 +52,10 @@ class QueueHost:
         """See `MessageQueue`."""
         return await self._queue.get_samples(count, wait_seconds)
 
+    async def peek_samples(self) -> list[bytes]:
+        """See `MessageQueue`."""
+        return await self._queue.peek_samples()
+
     async def update_param_version(self, version: int) -> None:
         """See `MessageQueue`."""
         await self._queue.update_param_version(version)

@@ -16,6 +16,7 @@ from paceline.core.commands import (
     SwapReport,
 )
 from paceline.core.errors import SyncError
+from paceline.core.object_transport import ObjectTransport
 from paceline.rollout.replica import Replica
 from paceline.runtime import registry
 from paceline.runtime.hosts.host import HostProcess
@@ -27,8 +28,9 @@ from paceline.sync.weight_transaction import WeightTransaction
 class ReplicaHost:
     """Holds one `Replica`; decoding and staging have a thread each."""
 
-    def __init__(self, spec: RunSpec, role: str) -> None:
+    def __init__(self, spec: RunSpec, role: str, objects: ObjectTransport) -> None:
         self._process = HostProcess(spec, role)
+        self._objects = objects
         self._replica: Replica | None = None
         self._stopped = asyncio.Event()
 
@@ -39,7 +41,7 @@ class ReplicaHost:
         transaction = WeightTransaction(
             replica_id=process.role,
             life=process.spec.life,
-            receiver=registry.build_receiver(process.spec, process.role),
+            receiver=registry.build_receiver(process.spec, process.role, self._objects),
             board=registry.build_board(process.spec, process.role),
             clock=process.clock,
             rules=registry.build_coverage_rules(process.spec.config),
@@ -49,10 +51,12 @@ class ReplicaHost:
             make_engine=make_engine,
             transaction=transaction,
             partial_rollout=process.spec.config.async_training.partial_rollout,
+            drain_seconds=process.spec.config.rollout.drain_timeout_seconds,
             decode_work=ThreadWork("decode"),
             stage_work=ThreadWork("stage"),
             clock=process.clock,
             events=process.events,
+            journal=registry.build_journal(process.spec, process.role),
         )
         process.started()
 
@@ -87,9 +91,9 @@ class ReplicaHost:
         """See `Replica`."""
         await self._started().discard_staged(version)
 
-    async def pin(self, version: int) -> bool:
+    async def pin(self, version: int, deadline_wall: float | None = None) -> bool:
         """See `Replica`."""
-        return await self._started().pin(version)
+        return await self._started().pin(version, deadline_wall)
 
     async def unpin(self, version: int) -> None:
         """See `Replica`."""

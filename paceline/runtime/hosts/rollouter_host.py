@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import QueueClosed, SyncError
 from paceline.core.ports import ReplicaControl
+from paceline.rollout.resumption import Resumption
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.runtime import registry
 from paceline.runtime.hosts.host import HostProcess
+from paceline.runtime.resume import load_resumption
 from paceline.runtime.spec import RunSpec
 
 
@@ -28,6 +31,11 @@ class RollouterHost:
         self._tokenizer = registry.build_tokenizer(spec)
         self._prompts = registry.build_prompts(spec.config, self._tokenizer)
         self._reward = registry.build_reward(spec)
+        self._resumption: Resumption | None = None
+        if spec.resumed is not None:
+            checkpoint = Path(spec.resumed.checkpoint)
+            self._resumption = load_resumption(checkpoint, spec.journal_dir, spec.descent)
+            registry.restore_prompts(self._prompts, self._resumption.snapshot.prompts)
         self._process.started()
 
     async def connect(self, peers: Mapping[str, Any]) -> None:
@@ -44,6 +52,7 @@ class RollouterHost:
             stop_token_ids=self._tokenizer.eos_ids,
             clock=self._process.clock,
             events=self._process.events,
+            resumption=self._resumption,
         )
 
     async def run(self) -> None:
@@ -101,6 +110,10 @@ class RollouterHost:
     async def samples_dropped(self, count: int) -> None:
         """See `FullyAsyncRollouter`."""
         await self._connected().samples_dropped(count)
+
+    async def snapshot(self) -> bytes:
+        """See `FullyAsyncRollouter`."""
+        return await self._connected().snapshot()
 
     async def save_checkpoint(self, local_global_step_folder: str) -> None:
         """See `FullyAsyncRollouter`."""

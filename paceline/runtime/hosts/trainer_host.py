@@ -9,20 +9,23 @@ from typing import Any
 
 from paceline.core.commands import CaptureCommand, CaptureReport
 from paceline.core.errors import SyncError
+from paceline.core.object_transport import ObjectTransport
 from paceline.core.ports import WeightSender
 from paceline.observability.rollout_log import JsonlRolloutLog
 from paceline.runtime import registry
 from paceline.runtime.hosts.host import HostProcess
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import ThreadWork
+from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.trainer import FullyAsyncTrainer
 
 
 class TrainerHost:
     """Holds the `FullyAsyncTrainer`; updates and snapshots share one thread."""
 
-    def __init__(self, spec: RunSpec, role: str) -> None:
+    def __init__(self, spec: RunSpec, role: str, objects: ObjectTransport) -> None:
         self._process = HostProcess(spec, role)
+        self._objects = objects
         self._trainer: FullyAsyncTrainer | None = None
         self._sender: WeightSender | None = None
         self._peers: Mapping[str, Any] = {}
@@ -31,7 +34,10 @@ class TrainerHost:
         """Load the model, make the arenas' store."""
         process = self._process
         self._backend = await asyncio.to_thread(registry.build_backend, process.spec, process.threads)
-        self._sender = registry.build_sender(process.spec, process.threads)
+        self._sender = registry.build_sender(process.spec, process.threads, self._objects)
+        resumed = process.spec.resumed
+        if resumed is not None:
+            await asyncio.to_thread(self._backend.load_state, resumed.checkpoint)
         process.started()
 
     async def connect(self, peers: Mapping[str, Any]) -> None:
@@ -41,17 +47,34 @@ class TrainerHost:
             raise SyncError("the trainer is not started yet")
         self._peers = peers
         self._rollout_log = JsonlRolloutLog(Path(process.spec.run_dir) / "rollouts")
+        spec, work = process.spec, ThreadWork("update")
+        resumed = spec.resumed
         self._trainer = FullyAsyncTrainer(
-            process.spec.config,
-            life=process.spec.life,
+            spec.config,
+            life=spec.life,
             backend=self._backend,
             sender=self._sender,
             queue=peers["message_queue"],
             source=peers["rollouter"],
-            work=ThreadWork("update"),
+            work=work,
             rollout_log=self._rollout_log,
             clock=process.clock,
             events=process.events,
+            lineage=spec.descent,
+            resumed_at=None if resumed is None else TrainerStand(resumed.step, resumed.updates_since_sync),
+            checkpointer=Checkpointer(
+                spec.config,
+                run_id=spec.run_id,
+                lineage=spec.descent,
+                store=registry.build_checkpoints(spec),
+                backend=self._backend,
+                source=peers["rollouter"],
+                queue=peers["message_queue"],
+                work=work,
+                clock=process.clock,
+                events=process.events,
+                saved_step=0 if resumed is None else resumed.step,
+            ),
         )
 
     async def run(self) -> None:
@@ -67,6 +90,10 @@ class TrainerHost:
         if self._sender is not None:
             self._sender.close()
         self._process.events.close()
+
+    async def preempt(self) -> None:
+        """See `FullyAsyncTrainer`."""
+        await self._connected().preempt()
 
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
         """See `FullyAsyncTrainer`."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.model_files import check_arenas, count_elements
+from paceline.cli.model_files import check_arenas
 from paceline.core.config import build_config
 from paceline.core.errors import CapacityError, ConfigError
+from paceline.runtime.model_files import count_elements
 
 
 def write_header(file: Path, **shapes: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ REFUSALS = [
     (["train", "model.path=empty"], "model.path: "),
     (["train", "model.path=huge"], "bytes need "),
     (["train", "-c", "nowhere.yaml"], "cannot read nowhere.yaml"),
+    (["train", "-c", "broken.yaml"], "broken.yaml: line 2, column 1: "),
+    (["train", "-c", "list.yaml"], "list.yaml: has to be a mapping of keys to values, not a list"),
+    (["train", "-c", "empty"], "cannot read empty: Is a directory"),
+    (["train", "rollout.total_rollout_steps=10"], "rollout.total_rollout_steps=10 is less than one update needs"),
+    (["train", "data.max_prompt_length=3"], "data.max_prompt_length: "),
+    (["train", "data.val_size=1000000"], "data.val_size: "),
+    (["train", "trainer.experiment_name=../up"], "trainer.experiment_name: "),
+    (["train", "trainer.default_local_dir=list.yaml/runs"], "trainer.default_local_dir: cannot make "),
     (["train", "seed"], "'seed' is not of the form key.sub=value"),
     (["train", "--seed", "1"], "No such option: --seed"),
     (["trian"], "No such command 'trian'"),
@@ -55,6 +64,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     directory = tmp_path_factory.mktemp("refusals")
     (directory / "empty").mkdir()
     make_huge_model(directory / "huge")
+    (directory / "broken.yaml").write_text("trainer: [1,\n", encoding="utf-8")
+    (directory / "list.yaml").write_text("- trainer\n", encoding="utf-8")
     before = sorted(directory.rglob("*"))
     found = run(directory, [arguments for arguments, _ in REFUSALS])
     assert sorted(directory.rglob("*")) == before, "a refused command left something"
@@ -85,6 +96,26 @@ def make_huge_model(directory: Path) -> None:
 def test_help_and_version_need_nothing_heavy(tmp_path: Path) -> None:
     commands = [["--version"], ["--help"], ["train", "--help"], []]
     assert run(tmp_path, commands) == [(0, [], "")] * len(commands)
+
+
+def test_a_temporary_directory_with_too_long_a_path_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    program = "import sys; from paceline.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "train"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(long)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "TMPDIR: " in done.stderr
+    assert list(tmp_path.iterdir()) == [long]
+    assert list(long.iterdir()) == []
 
 
 def test_the_program_itself_refuses(tmp_path: Path) -> None:

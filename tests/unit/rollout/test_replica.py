@@ -38,7 +38,7 @@ class TimedWork(InlineWork):
 class Rig:
     """A replica with its trainer's side."""
 
-    def __init__(self, clock: VirtualClock, partial_rollout: bool) -> None:
+    def __init__(self, clock: VirtualClock, partial_rollout: bool, drain_seconds: float = 60.0) -> None:
         self.clock = clock
         self.backend = MarkerBackend()
         exchange = InProcessExchange()
@@ -56,6 +56,7 @@ class Rig:
                 clock=clock,
             ),
             partial_rollout=partial_rollout,
+            drain_seconds=drain_seconds,
             decode_work=self.work,
             stage_work=InlineWork(),
             clock=clock,

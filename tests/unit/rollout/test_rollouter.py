@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.core.checkpoint import decode_rollouter
 from paceline.core.commands import ExchangeReply, ExchangeRequest
 from paceline.core.config import Config, build_config
 from paceline.core.errors import ProducerFailed, QueueClosed, RewardError, WorkerDied
@@ -325,8 +326,9 @@ def test_the_rollouters_part_of_a_checkpoint_is_one_whole_file(tmp_path: Path) -
         await rig.publish(0)
         await rig.clock.sleep(1)
         await rig.rollouter.save_checkpoint(str(tmp_path / "global_step_1"))
-        saved = msgspec.json.decode((tmp_path / "global_step_1" / "rollouter.json").read_bytes())
-        assert saved == {"life": 1, "admitted": 9, "failed": 1, "prompts": {"given": 9}}
+        saved = decode_rollouter((tmp_path / "global_step_1" / "rollouter.msgpack").read_bytes())
+        assert (saved.life, saved.admitted, saved.failed) == (1, 9, 1)
+        assert msgspec.msgpack.decode(saved.prompts) == {"given": 9}
 
     with_rig(scenario)
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from paceline.core.errors import DeadlineExceeded, PacelineError, RunInterrupted, SyncError, WorkerDied
+from paceline.core.errors import DeadlineExceeded, PacelineError, SyncError, WorkerDied
 from paceline.core.waits import Waits
 from paceline.runtime import supervision
-from paceline.runtime.supervision import StopSignal, Supervisor
+from paceline.runtime.supervision import Supervisor
 from paceline.runtime.system import SystemClock
 from paceline.testing.recording import RecordingEvents
 
@@ -188,17 +186,3 @@ def test_a_replica_that_does_not_answer_is_ended() -> None:
     rollouter.losses.put_nowait(("replica-0", "no answer"))
     run.supervise()
     assert run.runtime.killed == ["replica-0"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_interrupts_the_run(number: signal.Signals) -> None:
-    async def main() -> None:
-        stop = StopSignal()
-        stop.install()
-        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), number)
-        async with asyncio.timeout(10):
-            await stop.race(for_ever())
-
-    with pytest.raises(RunInterrupted, match=number.name) as caught:
-        asyncio.run(main())
-    assert caught.value.signal_number == number
