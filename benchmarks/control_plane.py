@@ -16,8 +16,10 @@ import pstats
 import time
 
 from paceline.core.config import Config, build_config
+from paceline.runtime.collector import settle_collector
 from paceline.runtime.system import SystemClock
 from paceline.testing.fake_fleet import ControlPlane, ControlPlaneReport
+from paceline.testing.memory_growth import blocks_over_time
 
 PROBE_SECONDS = 0.005
 WARM_UP_SECONDS = 3.0
@@ -47,6 +49,7 @@ async def measure(arguments: argparse.Namespace) -> tuple[ControlPlaneReport, li
     clock = SystemClock()
     config = fleet_config(arguments.replicas, arguments.places)
     plane = ControlPlane(config, tokens=arguments.tokens, response_seconds=arguments.response_seconds, clock=clock)
+    settle_collector()  # as every process of a run does
     lags: list[float] = []
     own: list[float] = []
 
@@ -78,7 +81,12 @@ def main() -> None:
     parser.add_argument("--response-seconds", type=float, default=8.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--virtual-hour", action="store_true", help="memory over an hour of virtual time instead")
     arguments = parser.parse_args()
+    if arguments.virtual_hour:
+        counts, samples = blocks_over_time(fleet_config(4, 16), response_seconds=8.0, seconds=3600.0, looks=12)
+        print(f"{samples} samples in an hour of virtual time; allocated blocks every 5 minutes: {counts}")
+        return
     profile = cProfile.Profile()
     if arguments.profile:
         profile.enable()

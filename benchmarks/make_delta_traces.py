@@ -43,7 +43,8 @@ def load_model() -> tuple[Any, Any]:
     file = next(Path(package.origin).parent.glob("*.gguf"))
     shipped = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.bfloat16)
     config = type(shipped.config)(**{k: v for k, v in shipped.config.to_dict().items() if k != "quantization_config"})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(config, dtype=torch.float32)
     model.load_state_dict({name: value.float() for name, value in shipped.state_dict().items()})
     model.tie_weights()
     return model.eval(), AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)

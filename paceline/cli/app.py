@@ -84,6 +84,19 @@ def _build_bench() -> typer.Typer:
         return run(json_path=json, model_path=model)
 
     @bench.command()
+    def codec(
+        json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures there too.")] = None,
+        traces: Annotated[
+            Path | None, typer.Option(metavar="DIR", help="Traces that benchmarks/make_delta_traces.py made.")
+        ] = None,
+        rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 5,
+    ) -> int:
+        """Bytes and speed of the lossless delta against other codings of the same changes."""
+        from paceline.cli.bench_codec import run
+
+        return run(json_path=json, traces=traces, rounds=rounds)
+
+    @bench.command()
     def sync(
         json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures there too.")] = None,
         gib: Annotated[float, typer.Option(help="Size of the model in GiB of bfloat16.")] = 1.0,

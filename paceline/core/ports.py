@@ -70,12 +70,10 @@ class TrainBackend(Protocol):
         ...
 
     def save_state(self, directory: str) -> bool:
-        """Write weights, optimiser and random state into this directory; returns whether all numbers are finite."""
-        ...
+        """Write weights, optimiser and random state; returns whether all numbers are finite."""
 
     def load_state(self, directory: str) -> None:
         """Go on, bit for bit, from what `save_state` wrote. Raises CheckpointError: it is of another model."""
-        ...
 
 
 class WeightSender(Protocol):
@@ -378,7 +376,6 @@ class QueueControl(Protocol):
 
     async def peek_samples(self) -> list[bytes]:
         """Everything in the queue, oldest first; nothing is taken."""
-        ...
 
     async def update_param_version(self, version: int) -> None: ...
 

@@ -25,7 +25,7 @@ class TrainerConfig(Section):
     )
     default_local_dir: str = Field("runs", min_length=1, description="Directory below which run directories are made.")
     save_freq: int = Field(
-        0,
+        20,
         ge=0,
         description="Updates between two checkpoints, each taken right after the next weights were captured; 0: never.",
     )

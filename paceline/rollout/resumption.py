@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.core.checkpoint import JournalledSequence, OpenGroup, Partial, RollouterSnapshot, prompt_checksum
+from paceline.core.config import Config
 from paceline.core.sample import Completion, Prompt, Sample, sample_number
 from paceline.core.version import Lineage, Version
-from paceline.rollout.groups import Group, parse_request_id
+from paceline.rollout.groups import Group, Groups, parse_request_id
+from paceline.rollout.sampling_params import training_params
 
 
 class Partials:
@@ -95,3 +97,14 @@ class Resumption:
         if completion is None or not all(self._lineage.holds(Version.unpack(v)) for v in completion.versions):
             return None
         return completion
+
+
+def training_groups(config: Config, stop_token_ids: tuple[int, ...], resumption: Resumption | None) -> Groups:
+    """The groups of a run, as configured; they know the tokens that earlier lives have made."""
+    return Groups(
+        responses=config.rollout.n,
+        params=training_params(config, stop_token_ids),
+        known=None if resumption is None else resumption.partials,
+        longest=config.max_model_len,
+        on_abort="continue" if config.async_training.partial_rollout else "restart",
+    )

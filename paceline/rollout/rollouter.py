@@ -35,12 +35,10 @@ from paceline.core.tasks import run_together
 from paceline.core.waits import Waits
 from paceline.rollout.admission import AdmissionBudget
 from paceline.rollout.fleet import Fleet
-from paceline.rollout.groups import Groups
 from paceline.rollout.pause_barrier import PauseBarrier
-from paceline.rollout.resumption import Resumption
+from paceline.rollout.resumption import Resumption, training_groups
 from paceline.rollout.rollouter_state import save_part
 from paceline.rollout.sample_show import SampleShow
-from paceline.rollout.sampling_params import training_params
 from paceline.rollout.scorer import Scorer
 from paceline.rollout.usable_prompts import UsablePrompts
 from paceline.rollout.validation import PREFIX, Validator
@@ -76,28 +74,11 @@ class FullyAsyncRollouter:
         self._events = events
         self._stall_seconds = config.trainer.stall_timeout_seconds
         self._total = config.total_steps * config.required_samples
-        self._n = config.rollout.n
-        self._places = config.rollout.max_num_seqs
-        self._max_losses = config.rollout.max_sample_losses
+        self._rollout = config.rollout
         self._budget = AdmissionBudget(config.max_required_samples)
         self._waits = Waits(who="rollouter", clock=clock, events=events)
-        self._fleet = Fleet(
-            on_completions=self._on_completions,
-            on_orphans=self._on_orphans,
-            waits=self._waits,
-            events=events,
-            reply_seconds=config.rollout.exchange_timeout_seconds,
-            return_seconds=config.rollout.replica_return_seconds,
-        )
-        for replica in replicas:
-            self._fleet.add(replica)
-        self._groups = Groups(
-            responses=self._n,
-            params=training_params(config, stop_token_ids),
-            known=resumption.partials if resumption is not None else None,
-            longest=config.max_model_len,
-            on_abort="continue" if config.async_training.partial_rollout else "restart",
-        )
+        self._fleet = self._fleet_of(replicas)
+        self._groups = training_groups(config, stop_token_ids, resumption)
         self._validator = Validator(
             config,
             prompts=prompts.validation_prompts(),
@@ -121,20 +102,29 @@ class FullyAsyncRollouter:
         self._scored = asyncio.Event()
         self._orphans: deque[list[GenerationRequest]] = deque()
         self._may_admit = asyncio.Event()
-        self._admitted = 0
-        self._dropped = 0
-        self._taken_before = 0
-        self._window_taken = 0
+        self._admitted = self._failed = self._dropped = 0
+        self._taken_before = self._window_taken = 0
         self._published = -1
         self._barrier = PauseBarrier(self._fleet, clock)
-        self._tracks_age = config.async_training.lag_policy == "wait"
-        self._may_end = config.async_training.lag_policy != "drop"  # a dropped sample is made again, however late
+        self._lag_policy = config.async_training.lag_policy
         self._admitted_under: dict[str, int] = {}
-        self._failed = 0
         self._show = SampleShow(clock=clock, events=events)
         self._level_at = float("-inf")
         if resumption is not None:
             self._restore(resumption)
+
+    def _fleet_of(self, replicas: Sequence[ReplicaControl]) -> Fleet:
+        fleet = Fleet(
+            on_completions=self._on_completions,
+            on_orphans=self._on_orphans,
+            waits=self._waits,
+            events=self._events,
+            reply_seconds=self._rollout.exchange_timeout_seconds,
+            return_seconds=self._rollout.replica_return_seconds,
+        )
+        for replica in replicas:
+            fleet.add(replica)
+        return fleet
 
     async def fit(self) -> None:
         """Run until cancelled. The message queue learns when the last sample is in it, or why none will come."""
@@ -291,7 +281,7 @@ class FullyAsyncRollouter:
             self._budget.admit()
             self._admitted += 1
             sample_id = sample_id_of(self._life, self._admitted)
-            if self._tracks_age:
+            if self._lag_policy == "wait":
                 self._admitted_under[sample_id] = self._published
             self._fleet.send(self._groups.open(sample_id, prompt))
             admitted.append(sample_id)
@@ -304,7 +294,7 @@ class FullyAsyncRollouter:
 
     def _in_flight_limit(self) -> int:
         ready = len(self._fleet.feeds())
-        return max(ready, int(IN_FLIGHT_OVER_PLACES * ready * self._places) // self._n)
+        return max(ready, int(IN_FLIGHT_OVER_PLACES * ready * self._rollout.max_num_seqs) // self._rollout.n)
 
     def _send_again(self) -> None:
         while self._orphans and self._fleet.send(self._orphans[0]) is not None:
@@ -314,9 +304,9 @@ class FullyAsyncRollouter:
         self._validator.reassign([r for r in requests if r.request_id.startswith(PREFIX)])
         again = self._groups.reissue([r for r in requests if not r.request_id.startswith(PREFIX)])
         for sample_id, fresh in again.items():
-            if self._groups.losses(sample_id) >= self._max_losses:
+            if self._groups.losses(sample_id) >= self._rollout.max_sample_losses:
                 self._groups.close(sample_id)
-                self._set_aside(sample_id, f"its replica was lost {self._max_losses} times")
+                self._set_aside(sample_id, f"its replica was lost {self._rollout.max_sample_losses} times")
             else:
                 self._orphans.append(fresh)
         self._may_admit.set()
@@ -386,7 +376,8 @@ class FullyAsyncRollouter:
                 del self._ready[sample.sample_id]
             delivered += len(samples)
             self._show.show(samples[-1])
-            if delivered >= self._total and self._may_end:
+            # With the policy drop, a dropped sample is made again, however late.
+            if delivered >= self._total and self._lag_policy != "drop":
                 await self._queue.finish("rollouter")
 
     # -- what people see -----------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class Supervisor:
     async def preempt(self, seconds: float) -> None:
         """Have the trainer save, if it can within this time; to be called before `stop`."""
         trainer = self._parts.get(TRAINER)
-        if trainer is None:
+        if trainer is None or seconds <= 0:
             return
         try:
             async with asyncio.timeout(seconds):

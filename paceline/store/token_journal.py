@@ -103,11 +103,13 @@ class FileJournal:
 
     def begin(self, requests: Sequence[GenerationRequest]) -> None:
         """Remember these; they are written with the next step."""
-        self._todo.append(list(requests))
+        if self._descriptor is not None:
+            self._todo.append(list(requests))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """These need not be carried into a next segment."""
-        self._todo.append(_Forget(list(request_ids)))
+        if self._descriptor is not None:
+            self._todo.append(_Forget(list(request_ids)))
 
     def append(self, step: StepTokens) -> None:
         """Write what has begun and the step, in one write."""

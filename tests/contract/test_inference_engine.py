@@ -158,3 +158,24 @@ def test_an_idle_engine_steps_to_nothing(case: EngineUnderTest) -> None:
     case.engine.bind(case.old, 1)
     assert case.engine.step() == []
     assert (case.engine.running, case.engine.waiting, case.engine.tokens_generated) == (0, 0, 0)
+
+
+def test_the_tokens_of_each_step_add_up_to_the_responses(case: EngineUnderTest) -> None:
+    engine = case.engine
+    engine.bind(case.old, 1)
+    requests = [ask(f"r{n}", max_tokens=1 + n, carried=n % 3) for n in range(2 * PLACES)]
+    engine.add(requests)
+    grown = {r.request_id: list(zip(r.response_ids, r.logprobs, r.versions, strict=True)) for r in requests}
+    done: list[Completion] = []
+    for number in range(200):
+        if number == 3:
+            engine.bind(case.new, 2)
+        done += engine.step()
+        made = engine.last_step
+        if made is None:
+            break
+        for name, token, logprob in zip(made.request_ids, made.token_ids, made.logprobs, strict=True):
+            grown[name].append((token, logprob, made.version))
+    assert len(done) == len(requests)
+    for one in done:
+        assert grown[one.request_id] == list(zip(one.token_ids, one.logprobs, one.versions, strict=True))

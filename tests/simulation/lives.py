@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,6 @@ from paceline.observability.reader import Record
 from paceline.rollout.prompt_dataset import DatasetCursor, PromptDataset
 from paceline.runtime.local_runtime import LocalPorts, LocalResume, LocalRuntime
 from paceline.runtime.resume import load_meta, load_resumption
-from paceline.runtime.system import InlineWork
 from paceline.store.checkpoint_directory import CheckpointDirectory, newest_checkpoint
 from paceline.store.token_journal import FileJournal
 from paceline.testing.marker_model import MarkerBackend, MarkerEngine
@@ -36,16 +35,25 @@ from paceline.testing.recording import RecordingBoard, RecordingEvents, Recordin
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 from paceline.train.checkpoint import TrainerStand
 
+T = TypeVar("T")
+
 
 class SlowWork:
-    """Work that takes virtual time, so that a kill can come in the middle of anything."""
+    """Work that takes virtual time, so that a kill can come in the middle of anything. For each save, `during_saves`
+    has the tokens that were generated while the files were written.
+    """
 
-    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+    def __init__(self, clock: VirtualClock, run: Run) -> None:
         self._clock = clock
-        self._seconds = seconds
+        self._run = run
 
-    async def run(self, job: Any) -> Any:
-        await self._clock.sleep(self._seconds)
+    async def run(self, job: Callable[[], T]) -> T:
+        if not job.__qualname__.startswith("Checkpointer.save"):
+            await self._clock.sleep(self._run.work_seconds)
+            return job()
+        before = self._run.tokens_generated
+        await self._clock.sleep(self._run.save_seconds)
+        self._run.during_saves.append(self._run.tokens_generated - before)
         return job()
 
 
@@ -66,8 +74,10 @@ class Run:
     directory: Path
     settings: dict[str, Any]
     prompts: int = 12
-    decode_seconds: float = 0.01
-    update_seconds: float = 0.03
+    work_seconds: float = 0.01
+    save_seconds: float = 0.01
+    during_saves: list[int] = field(default_factory=list)
+    engines: list[MarkerEngine] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     trained: list[tuple[Sample, int, int]] = field(default_factory=list)  # sample, captured version, life
     backend: MarkerBackend = field(default_factory=MarkerBackend)
@@ -77,6 +87,11 @@ class Run:
     @property
     def config(self) -> Config:
         return build_config(self.settings)
+
+    @property
+    def tokens_generated(self) -> int:
+        """Of all engines of all lives."""
+        return sum(engine.tokens_generated for engine in self.engines)
 
     @property
     def ledger(self) -> Ledger:
@@ -146,6 +161,10 @@ class Run:
             resumption=resumption, lineage=lineage, stand=TrainerStand(meta.step, meta.updates_since_sync)
         ), event
 
+    def _engine(self, config: Config) -> MarkerEngine:
+        self.engines.append(MarkerEngine(places=config.rollout.max_num_seqs))
+        return self.engines[-1]
+
     def _build(
         self,
         config: Config,
@@ -165,7 +184,7 @@ class Run:
         ports = LocalPorts(
             backend=self.backend,
             sender=InProcessSender(exchange, arenas=config.arenas, dtype=None, nonfinite="error"),
-            make_engine=lambda index: MarkerEngine(places=config.rollout.max_num_seqs),
+            make_engine=lambda index: self._engine(config),
             make_receiver=lambda index: InProcessReceiver(exchange, holder=f"replica-{index}", verify="full"),
             board=RecordingBoard(),
             prompts=prompts,
@@ -173,7 +192,7 @@ class Run:
             decoder=CharDecoder(),
             stop_token_ids=(),
             rollout_log=log,
-            work=SlowWork(clock, self.decode_seconds) if self.decode_seconds else InlineWork(),
+            work=SlowWork(clock, self),
             clock=clock,
             events=sink,
             store=store,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from paceline.core.events import ProcessStarted
 from paceline.observability.event_log import EventLog
+from paceline.runtime.collector import settle_collector
 from paceline.runtime.run_lock import hold_as_process
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import SystemClock
@@ -53,6 +54,7 @@ class HostProcess:
 
     def started(self) -> None:
         """Record that the process is ready."""
+        settle_collector()
         self.events.emit(
             ProcessStarted(role=self.role, pid=os.getpid(), threads=self.threads, seconds=time.monotonic() - self.began)
         )

@@ -186,3 +186,35 @@ def test_a_replica_that_does_not_answer_is_ended() -> None:
     rollouter.losses.put_nowait(("replica-0", "no answer"))
     run.supervise()
     assert run.runtime.killed == ["replica-0"]
+
+
+def test_news_of_the_process_before_do_not_end_the_one_that_returns() -> None:
+    rollouter = FakePart()
+
+    async def start_slowly() -> None:
+        rollouter.losses.put_nowait(("replica-0", "died"))
+        await a_moment()
+
+    second = FakePart(start=start_slowly)
+    run = Run(
+        dying("replica-0"), second, trainer=FakePart(lambda: asyncio.sleep(0.5)), rollouter=rollouter, max_restarts=1
+    )
+    rollouter.losses = asyncio.Queue()
+    run.supervise()
+    assert run.runtime.killed == ["replica-0"]  # the dead one alone
+    assert run.synchronizer.calls == [("add_replicas", [second])]
+
+
+def test_a_replica_that_cannot_join_is_started_once_more() -> None:
+    class RefusesFirst(FakePart):
+        async def add_replicas(self, parts: list[FakePart]) -> None:
+            await super().add_replicas(parts)
+            if len(self.calls) == 1:
+                raise DeadlineExceeded("the rollouter did not answer", "rollouter", 2.0)
+
+    second, third = FakePart(), FakePart()
+    run = Run(dying("replica-0"), second, third, trainer=FakePart(a_moment), max_restarts=2)
+    run.synchronizer = RefusesFirst()
+    run.runtime.parts["synchronizer"] = [run.synchronizer]
+    run.supervise()
+    assert run.synchronizer.calls == [("add_replicas", [second]), ("add_replicas", [third])]
