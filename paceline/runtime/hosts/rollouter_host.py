@@ -69,9 +69,9 @@ class RollouterHost:
             self._loop_task.cancel()
         self._process.events.close()
 
-    async def pause(self) -> None:
+    async def pause(self, deadline_wall: float | None = None) -> None:
         """See `FullyAsyncRollouter`."""
-        await self._connected().pause()
+        await self._connected().pause(deadline_wall)
 
     async def resume(self) -> None:
         """See `FullyAsyncRollouter`."""
