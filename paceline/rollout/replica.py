@@ -226,9 +226,11 @@ class Replica:
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Pause between two steps, swap, prove, resume."""
-        report = await self._between_steps(lambda: self._swap_now(command))
+        report, previous = await self._between_steps(lambda: self._swap_now(command))
         engine = self._live.engine
         await self._stage_work.run(lambda: self._transaction.announce(engine))
+        if previous is not None and self._is_unused(previous):
+            await self._stage_work.run(previous.release)  # unmapping takes milliseconds: not in the pause
         return report
 
     async def discard_staged(self, version: int) -> None:
@@ -267,7 +269,7 @@ class Replica:
         self._paused = False
         self._wake.set()
 
-    def _swap_now(self, command: SwapCommand) -> SwapReport:
+    def _swap_now(self, command: SwapCommand) -> tuple[SwapReport, StagedWeights | None]:
         pause_began = self._last_step_ended if self._live.has_work else self._clock.now()
         session = self._live
         if not self._partial_rollout and session.has_work:
@@ -281,14 +283,13 @@ class Replica:
         if session is not self._live:
             session.drain_until = self._clock.now() + self._drain_seconds
             self._draining.append(session)
-        self._release_unused(previous)
-        serving = self._transaction.report()
-        return SwapReport(
+        report = SwapReport(
             replica=self._replica_id,
             version=command.version,
-            digest=serving.digest,
+            digest=self._transaction.report().digest,
             pause_seconds=self._clock.now() - pause_began,
         )
+        return report, previous
 
     def _end_overdue_drains(self) -> None:
         """Give back what has not ended under its old version in time, so that the version's memory comes free."""
@@ -326,11 +327,11 @@ class Replica:
         session.requests.clear()
         session.engine.unbind()  # a bound tensor would keep the lease of its arena
         self._idle_engines.append(session.engine)
-        self._release_unused(session.staged)
+        if session.staged is not None and self._is_unused(session.staged):
+            session.staged.release()
 
-    def _release_unused(self, staged: StagedWeights | None) -> None:
-        if staged is not None and all(session.staged is not staged for session in self._sessions()):
-            staged.release()
+    def _is_unused(self, staged: StagedWeights) -> bool:
+        return all(session.staged is not staged for session in self._sessions())
 
     # -- between two steps ---------------------------------------------------------------------------------------------
 

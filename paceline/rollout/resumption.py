@@ -55,12 +55,18 @@ def surviving(tokens: Partial, lineage: Lineage) -> Partial | None:
 
 
 class Resumption:
-    """A snapshot of an earlier life, to be gone on from in the life of `lineage`."""
+    """A snapshot of an earlier life, to be gone on from in the life of `lineage`.
 
-    def __init__(self, snapshot: RollouterSnapshot, lineage: Lineage, sequences: Sequence[JournalledSequence]) -> None:
+    Without `sequences` nothing goes on: with `partial_rollout` off a response is of one version, and begins anew.
+    """
+
+    def __init__(
+        self, snapshot: RollouterSnapshot, lineage: Lineage, sequences: Sequence[JournalledSequence] | None
+    ) -> None:
         self._lineage = lineage
+        self._goes_on = sequences is not None
         self.snapshot = snapshot
-        self.partials = Partials(sequences, lineage)
+        self.partials = Partials(sequences or (), lineage)
 
     def ready(self) -> tuple[list[Sample], list[Sample]]:
         """Samples that only have to reach the trainer, as of this life; and those that hold a lost token."""
@@ -87,7 +93,7 @@ class Resumption:
         carried: list[Partial | None] = []
         for index, (completion, issued) in enumerate(zip(completions, group.carried, strict=True)):
             known = self.partials.take(group.sample_id, index, group.prompt)
-            if completion is not None:
+            if completion is not None or not self._goes_on:
                 carried.append(None)
             else:
                 carried.append(known or (issued and surviving(issued, self._lineage)) or None)

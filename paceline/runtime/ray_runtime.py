@@ -252,15 +252,10 @@ class RayRuntime:
         if self._address is not None:
             ray.init(address=self._address, configure_logging=False, log_to_driver=False)
             return
-        ray.init(
-            address="local",
-            num_cpus=len(self._spec.replica_ids) + OTHER_ROLES,  # so many workers are started ahead of the actors
-            num_gpus=0,
-            include_dashboard=False,
-            configure_logging=False,
-            log_to_driver=False,
-            object_store_memory=self._store_bytes(),
-            _temp_dir=str(Path(self._spec.private_dir) / "ray"),
+        start_local_ray(
+            processes=len(self._spec.replica_ids) + OTHER_ROLES,
+            store_bytes=self._store_bytes(),
+            private_dir=Path(self._spec.private_dir),
         )
 
     def _store_bytes(self) -> int:
@@ -317,3 +312,40 @@ class RayRuntime:
         stopping = threading.Thread(target=ray.shutdown, daemon=True, name="stop-ray")
         stopping.start()
         stopping.join(deadline_seconds)
+
+
+def start_local_ray(*, processes: int, store_bytes: int, private_dir: Path) -> None:
+    """Start a Ray of one node; so many workers are started ahead of the actors. Blocks."""
+    ray.init(
+        address="local",
+        num_cpus=processes,
+        num_gpus=0,
+        include_dashboard=False,
+        configure_logging=False,
+        log_to_driver=False,
+        object_store_memory=store_bytes,
+        _temp_dir=str(private_dir / "ray"),
+    )
+
+
+class PlainActors:
+    """Ray's actors and object store as they are: for comparing other ways of moving weights with ours."""
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self._deadline_seconds = deadline_seconds
+
+    def launch(self, kind: type, *arguments: Any) -> Any:
+        """An actor of this class."""
+        return ray.remote(num_cpus=0)(kind).remote(*arguments)
+
+    def put(self, value: Any) -> Any:
+        """A reference to the value in the object store."""
+        return ray.put(value)
+
+    def get(self, pending: Any) -> Any:
+        """The values of references and of pending calls, within the deadline."""
+        return ray.get(pending, timeout=self._deadline_seconds)
+
+    def stop(self) -> None:
+        """Stop Ray."""
+        ray.shutdown()

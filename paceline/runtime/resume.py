@@ -95,7 +95,7 @@ def load_meta(checkpoint: Path) -> CheckpointMeta:
     return meta
 
 
-def load_resumption(checkpoint: Path, journal: Path, lineage: Lineage) -> Resumption:
+def load_resumption(config: Config, checkpoint: Path, journal: Path, lineage: Lineage) -> Resumption:
     """The rollouter's part of a checkpoint, and what the token journals know beyond it.
 
     Raises:
@@ -105,7 +105,8 @@ def load_resumption(checkpoint: Path, journal: Path, lineage: Lineage) -> Resump
         snapshot = decode_rollouter((checkpoint / ROLLOUTER_FILE).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {ROLLOUTER_FILE}: {error}") from error
-    return Resumption(snapshot, lineage, read_journal(journal, list(lineage.ancestors)))
+    goes_on = config.async_training.partial_rollout
+    return Resumption(snapshot, lineage, read_journal(journal, list(lineage.ancestors)) if goes_on else None)
 
 
 def _newest(runs: Path, lock: RunLock) -> ResumePoint | None:

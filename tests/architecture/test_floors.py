@@ -33,7 +33,7 @@ LOOPS = 4
 
 # A library and the places that may import it: a room ("engine") or a module ("runtime.ray_runtime").
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "ray": ("runtime.ray_runtime", "cli.sync_bench.peers.ray_cluster"),
+    "ray": ("runtime.ray_runtime",),
     "transformers": ("engine", "backend"),
     "vllm": (),
 }

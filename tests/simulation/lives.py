@@ -146,7 +146,7 @@ class Run:
             if life.resumed is not None and (life.resumed.from_life, life.resumed.step) == (meta.life, meta.step)
         ]
         lineage = meta.lineage_of(self.life, siblings)
-        resumption = load_resumption(checkpoint, self.directory / "journal", lineage)
+        resumption = load_resumption(self.config, checkpoint, self.directory / "journal", lineage)
         prompts.restore(msgspec.msgpack.decode(resumption.snapshot.prompts, type=DatasetCursor))
         self.backend.load_state(str(checkpoint))
         event = RunResumed(

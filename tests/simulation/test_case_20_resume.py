@@ -159,6 +159,21 @@ def test_a_bound_on_the_lag_holds_over_lives(tmp_path: Path, policy: str) -> Non
         assert not [e for e in run.events if isinstance(e, SampleDropped)]
 
 
+@pytest.mark.parametrize("kill_at", [0.4, 0.5, 0.6])
+def test_with_partial_rollout_off_every_response_is_of_one_version(tmp_path: Path, kill_at: float) -> None:
+    chosen = settings(8)
+    chosen["async_training"] = {
+        "staleness_threshold": 1.0,
+        "trigger_parameter_sync_step": 1,
+        "partial_rollout": False,
+    }
+    run = Run(tmp_path, chosen)
+    run.live(kill_at=kill_at)
+    run.live()
+    check(run, 8)
+    assert {len(set(response.versions)) for sample, _, _ in run.trained for response in sample.responses} == {1}
+
+
 def test_threshold_zero_stays_on_policy_over_lives(tmp_path: Path) -> None:
     chosen = settings(8)
     chosen["async_training"] = {"staleness_threshold": 0.0, "trigger_parameter_sync_step": 2}

@@ -34,7 +34,7 @@ class RollouterHost:
         self._resumption: Resumption | None = None
         if spec.resumed is not None:
             checkpoint = Path(spec.resumed.checkpoint)
-            self._resumption = load_resumption(checkpoint, spec.journal_dir, spec.descent)
+            self._resumption = load_resumption(spec.config, checkpoint, spec.journal_dir, spec.descent)
             registry.restore_prompts(self._prompts, self._resumption.snapshot.prompts)
         self._process.started()
 
