@@ -10,6 +10,7 @@ import torch
 
 from paceline.core.commands import SwapCommand, SwapReport, SyncReport
 from paceline.core.errors import PacelineError
+from paceline.core.ports import StagedWeights
 from paceline.core.version import Version
 from paceline.rollout.replica import Replica
 from paceline.rollout.rollouter import FullyAsyncRollouter
@@ -29,7 +30,7 @@ class BumpsBeforeTransfer(ParameterSynchronizer):
 class StaysPausedOnError(Replica):
     """Pauses for a swap and does not resume when it fails."""
 
-    def _swap_now(self, command: SwapCommand) -> SwapReport:
+    def _swap_now(self, command: SwapCommand) -> tuple[SwapReport, StagedWeights | None]:
         try:
             return super()._swap_now(command)
         except PacelineError:
