@@ -57,6 +57,7 @@ class FilesystemSender:
         nonfinite: Literal["error", "off"] = "error",
         threads: int = 1,
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> None:
         if keep_versions < 2:
             raise ConfigError(
@@ -68,11 +69,13 @@ class FilesystemSender:
         self._keep_seconds = keep_seconds
         self._shard_bytes = shard_bytes
         self._clock = clock
-        self._planner = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads)
+        self._planner = SnapshotWriter(
+            dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads, any_value=any_value
+        )
         self._room_was_checked = False
         self._held: list[Version] = []
         self._storage = open_storage(url)
-        self._writer = VersionWriter(self._storage, nonfinite=nonfinite, threads=threads)
+        self._writer = VersionWriter(self._storage, nonfinite=nonfinite, any_value=any_value, threads=threads)
         self._storage.prepare_writing()
         self._clear_unfinished()
         self._published = {version: clock.now() for version in self._storage.versions()}

@@ -27,18 +27,26 @@ from paceline.checkpoint_engine.filesystem_storage import FORMAT, MANIFEST_NAME,
 from paceline.core.manifest import TensorMeta, WeightManifest
 from paceline.core.version import Version
 from paceline.weights.digest import CopyJob, CopyResult, copy_and_digest
-from paceline.weights.finite import nonfinite_error
+from paceline.weights.finite import nonfinite_error, not_allowed
 from paceline.weights.layout import view_of
 from paceline.weights.snapshot import SnapshotPlan
 from paceline.weights.tree_digest import root_digest
 
 
 class VersionWriter:
-    """Writes versions to `storage`; `nonfinite` and `threads` as in `weights.snapshot.SnapshotWriter`."""
+    """Writes versions to `storage`; `nonfinite`, `any_value` and `threads` as in `weights.snapshot.SnapshotWriter`."""
 
-    def __init__(self, storage: VersionStorage, *, nonfinite: Literal["error", "off"], threads: int) -> None:
+    def __init__(
+        self,
+        storage: VersionStorage,
+        *,
+        nonfinite: Literal["error", "off"],
+        any_value: tuple[str, ...],
+        threads: int,
+    ) -> None:
         self._storage = storage
         self._nonfinite = nonfinite
+        self._any_value = any_value
         self._threads = threads
         self._staging: list[torch.Tensor] = []
 
@@ -66,7 +74,7 @@ class VersionWriter:
                 staging = self._staging[index % len(self._staging)]
                 result = self._fill(staging, shard, stored)
                 digests.update(result.digests)
-                nonfinite.update(result.nonfinite)
+                nonfinite.update(not_allowed(result.nonfinite, self._any_value))
                 files.append(ShardFile(shard_name(index, len(shards)), len(tensors), shard.nbytes))
                 if writing is not None:
                     writing.result()

@@ -62,12 +62,13 @@ class InProcessSender:
         dtype: str | None,
         nonfinite: Literal["error", "skip", "off"],
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> None:
         if arenas < 2:
             raise ConfigError(f"weights need at least 2 arenas (the newest version and the next), not {arenas}")
         self._exchange = exchange
         self._arenas = arenas
-        self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=1)
+        self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=1, any_value=any_value)
         self._newest: InProcessArena | None = None
 
     def capture(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:

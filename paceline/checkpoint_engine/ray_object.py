@@ -45,12 +45,13 @@ class RayObjectSender:
         nonfinite: Literal["error", "skip", "off"],
         threads: int,
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> None:
         if arenas < 2:
             raise ConfigError(f"weights need at least 2 arenas (the newest version and the next), not {arenas}")
         self._objects = objects
         self._arenas = arenas
-        self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads)
+        self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads, any_value=any_value)
         self._buffer: torch.Tensor | None = None
         self._newest: tuple[int, bytes] | None = None
         self._retired: list[bytes] = []

@@ -45,6 +45,7 @@ class SharedMemorySender:
         nonfinite: Literal["error", "skip", "off"] = "error",
         threads: int = 1,
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
         arena: ArenaKind = "memfd",
     ) -> None:
         if arenas < 2:
@@ -52,7 +53,7 @@ class SharedMemorySender:
         self._directory = directory
         self._arena_kind = arena
         self._arenas = arenas
-        self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads)
+        self._writer = SnapshotWriter(dtype=dtype, keep=keep, nonfinite=nonfinite, threads=threads, any_value=any_value)
         self._store: WeightStore | None = None
 
     def capture(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:

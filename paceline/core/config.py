@@ -232,6 +232,9 @@ class CheckpointEngineConfig(Section):
     keep: tuple[str, ...] = Field(
         (), description="Tensors (names or patterns) that are sent in their own type whatever rollout.dtype is."
     )
+    any_value: tuple[str, ...] = Field(
+        (), description="Tensors (names or patterns) that may hold NaN and infinity, whatever `nonfinite` says."
+    )
     update_order: Literal["all", "rolling"] = Field(
         "all", description="Whether replicas swap all at once, or `rolling_size` at a time while the others generate."
     )

@@ -169,6 +169,7 @@ def build_sender(spec: RunSpec, threads: int, objects: ObjectTransport) -> Weigh
         nonfinite=config.checkpoint_engine.guard,
         threads=threads,
         keep=config.checkpoint_engine.keep,
+        any_value=config.checkpoint_engine.any_value,
         arena=config.checkpoint_engine.engine_kwargs.shared_memory.arena,
     )
 
@@ -209,6 +210,7 @@ def _ray_object_sender(config: Config, threads: int, objects: ObjectTransport) -
         nonfinite=config.checkpoint_engine.guard,
         threads=threads,
         keep=config.checkpoint_engine.keep,
+        any_value=config.checkpoint_engine.any_value,
     )
 
 
@@ -225,6 +227,7 @@ def _filesystem_sender(config: Config, threads: int) -> WeightSender:
         nonfinite=config.checkpoint_engine.guard,
         threads=threads,
         keep=config.checkpoint_engine.keep,
+        any_value=config.checkpoint_engine.any_value,
         clock=SystemClock(),
     )
 

@@ -8,11 +8,12 @@ Integers and bools pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from paceline.core.errors import NonFiniteWeights
+from paceline.weights.coverage import matches
 
 _NAMED_AT_MOST = 8
 # Two 4-bit values per byte; the format has neither NaN nor infinity, and torch converts it to nothing.
@@ -42,3 +43,8 @@ def nonfinite_error(counts: Mapping[str, int]) -> NonFiniteWeights:
     return NonFiniteWeights(
         f"NaN or infinite elements in {', '.join(bad[:_NAMED_AT_MOST])}{more}; nothing was published"
     )
+
+
+def not_allowed(counts: Mapping[str, int], any_value: Sequence[str]) -> dict[str, int]:
+    """Of these non-finite counts by name, the ones whose tensor no pattern of `any_value` names."""
+    return {name: count for name, count in counts.items() if not matches(name, any_value)}

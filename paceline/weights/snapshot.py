@@ -18,7 +18,7 @@ from paceline.core.manifest import TensorMeta, WeightManifest
 from paceline.weights.coverage import matches
 from paceline.weights.digest import CopyJob, copy_and_digest
 from paceline.weights.dtypes import dtype_name, dtype_of, is_castable
-from paceline.weights.finite import nonfinite_error
+from paceline.weights.finite import nonfinite_error, not_allowed
 from paceline.weights.layout import plan_layout, view_of
 from paceline.weights.named_tensors import split_aliases
 from paceline.weights.tree_digest import root_digest
@@ -37,15 +37,23 @@ class SnapshotWriter:
     """Plans at the first `prepare`, checks at each later one, and copies in `publish`.
 
     `dtype` is the transfer type of real floating tensors of two bytes or more (None: as they are); tensors that
-    `keep` names (names or shell patterns) are never cast. `threads` is how many copy and hash.
+    `keep` names (names or shell patterns) are never cast, and those that `any_value` names may hold NaN and infinity.
+    `threads` is how many copy and hash.
     """
 
     def __init__(
-        self, *, dtype: str | None, keep: tuple[str, ...], nonfinite: Literal["error", "skip", "off"], threads: int
+        self,
+        *,
+        dtype: str | None,
+        keep: tuple[str, ...],
+        nonfinite: Literal["error", "skip", "off"],
+        threads: int,
+        any_value: tuple[str, ...] = (),
     ) -> None:
         self._dtype = None if dtype is None else dtype_of(dtype)
         self._keep = keep
         self._nonfinite = nonfinite
+        self._any_value = any_value
         self._threads = threads
         self._plan: SnapshotPlan | None = None
 
@@ -80,8 +88,8 @@ class SnapshotWriter:
         assert self._plan is not None, "prepare comes before publish"
         jobs = [CopyJob(meta.name, stored[meta.name], view_of(buffer, meta)) for meta in self._plan.tensors]
         result = copy_and_digest(jobs, self._nonfinite, self._threads)
-        if result.nonfinite:
-            raise nonfinite_error(result.nonfinite)
+        if bad := not_allowed(result.nonfinite, self._any_value):
+            raise nonfinite_error(bad)
         entries = {meta.name: (meta.dtype, meta.shape, result.digests[meta.name]) for meta in self._plan.tensors}
         return WeightManifest(
             version=version,

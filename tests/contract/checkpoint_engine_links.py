@@ -33,6 +33,7 @@ class Link(Protocol):
         dtype: str | None = None,
         nonfinite: Literal["error", "off"] = "error",
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> WeightSender: ...
 
     def receiver(self, holder: str = "replica-0", verify: Literal["full", "off"] = "full") -> WeightReceiver: ...
@@ -55,9 +56,16 @@ class SharedMemoryLink:
         dtype: str | None = None,
         nonfinite: Literal["error", "off"] = "error",
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> WeightSender:
         made = SharedMemorySender(
-            directory=self._directory.name, arenas=arenas, dtype=dtype, nonfinite=nonfinite, threads=2, keep=keep
+            directory=self._directory.name,
+            arenas=arenas,
+            dtype=dtype,
+            nonfinite=nonfinite,
+            threads=2,
+            keep=keep,
+            any_value=any_value,
         )
         self._senders.append(made)
         return made
@@ -90,8 +98,11 @@ class InProcessLink:
         dtype: str | None = None,
         nonfinite: Literal["error", "off"] = "error",
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> WeightSender:
-        return InProcessSender(self._exchange, arenas=arenas, dtype=dtype, nonfinite=nonfinite, keep=keep)
+        return InProcessSender(
+            self._exchange, arenas=arenas, dtype=dtype, nonfinite=nonfinite, keep=keep, any_value=any_value
+        )
 
     def receiver(self, holder: str = "replica-0", verify: Literal["full", "off"] = "full") -> WeightReceiver:
         return InProcessReceiver(self._exchange, holder=holder, verify=verify)
@@ -117,6 +128,7 @@ class FilesystemLink:
         dtype: str | None = None,
         nonfinite: Literal["error", "off"] = "error",
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> WeightSender:
         made = FilesystemSender(
             url=self._url,
@@ -128,6 +140,7 @@ class FilesystemLink:
             threads=2,
             clock=SystemClock(),
             keep=keep,
+            any_value=any_value,
         )
         self._senders.append(made)
         return made
@@ -179,6 +192,7 @@ class RayObjectLink:
         dtype: str | None = None,
         nonfinite: Literal["error", "off"] = "error",
         keep: tuple[str, ...] = (),
+        any_value: tuple[str, ...] = (),
     ) -> WeightSender:
         return RayObjectSender(
             InProcessObjects(self.cluster, "first"),
@@ -187,6 +201,7 @@ class RayObjectLink:
             nonfinite=nonfinite,
             threads=2,
             keep=keep,
+            any_value=any_value,
         )
 
     def receiver(self, holder: str = "replica-0", verify: Literal["full", "off"] = "full") -> WeightReceiver:

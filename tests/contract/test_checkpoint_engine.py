@@ -183,6 +183,16 @@ def test_c25_nothing_is_published_and_the_version_before_stays(link: Link, case:
     assert receiver.stage(sender.capture([("w", good), *rest], 2)).manifest.version == 2
 
 
+def test_c25_a_buffer_declared_any_value_may_hold_nan_and_nothing_else_may(link: Link) -> None:
+    named: Named = [("w", torch.ones(4)), ("stats.scratch", torch.tensor([math.nan, math.inf]))]
+    sender, receiver = link.sender(any_value=("stats.*",)), link.receiver()
+    staged = receiver.stage(sender.capture(named, 1))
+    assert same_bytes(staged, named)
+    staged.release()
+    with pytest.raises(NonFiniteWeights, match="'w': 1;"):
+        sender.capture([("w", torch.tensor([1.0, math.nan, 1.0, 1.0])), named[1]], 2)
+
+
 def test_c25_off_is_exact(link: Link) -> None:
     named: Named = [(name, tensor) for name, (tensor, _) in BAD.items()]
     assert same_bytes(roundtrip(link, named), named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.errors import SyncError
+from paceline.core.errors import NonFiniteWeights, SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import WeightSender
 from paceline.core.version import Version
@@ -81,6 +82,15 @@ def test_kept_tensors_are_sent_in_their_own_type(make_spec: MakeSpec) -> None:
 
     assert types([]) == {"a": "bfloat16", "b.scale": "bfloat16"}
     assert types(["*.scale"]) == {"a": "bfloat16", "b.scale": "float32"}
+
+
+@shows("checkpoint_engine.any_value")
+def test_tensors_declared_any_value_may_hold_nan(make_spec: MakeSpec) -> None:
+    named = [("w", torch.ones(2)), ("stats", torch.tensor([math.nan, 1.0]))]
+    with sender_of(make_spec({})) as sender, pytest.raises(NonFiniteWeights, match="'stats'"):
+        sender.capture(named, 1)
+    with sender_of(make_spec({"checkpoint_engine.any_value": ["stats"]})) as sender:
+        assert sender.capture(named, 1).version == 1
 
 
 @shows("checkpoint_engine.engine_kwargs.shared_memory.arena")
