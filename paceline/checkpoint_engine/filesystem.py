@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 
 from paceline.checkpoint_engine.filesystem_format import StoredManifest, announced, plan_shards, shard_of
+from paceline.checkpoint_engine.filesystem_opening import open_storage
 from paceline.checkpoint_engine.filesystem_reading import Buffers, check_files, read_stored, read_tensors
-from paceline.checkpoint_engine.filesystem_storage import open_storage
 from paceline.checkpoint_engine.filesystem_writing import VersionWriter
 from paceline.core.errors import CapacityError, ConfigError, DeadlineExceeded, DigestMismatch, SyncError, VersionError
 from paceline.core.manifest import WeightManifest

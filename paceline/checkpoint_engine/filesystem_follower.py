@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 
 from paceline.checkpoint_engine.filesystem_format import announced
+from paceline.checkpoint_engine.filesystem_opening import open_storage
 from paceline.checkpoint_engine.filesystem_reading import read_stored
-from paceline.checkpoint_engine.filesystem_storage import VersionStorage, open_storage
+from paceline.checkpoint_engine.filesystem_storage import VersionStorage
 from paceline.core.errors import DeadlineExceeded, SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock, Work

@@ -260,7 +260,7 @@ def next_life(config: Config) -> int:
     """
     if config.checkpoint_engine.backend != "filesystem":
         return FIRST_LIFE
-    from paceline.checkpoint_engine.filesystem_storage import newest_life
+    from paceline.checkpoint_engine.filesystem_opening import newest_life
 
     return max(FIRST_LIFE, newest_life(_url(config)) + 1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoint_engine.filesystem_storage import newest_life, open_storage
+from paceline.checkpoint_engine.filesystem_opening import newest_life, open_storage
 from paceline.core.errors import ConfigError, DeadlineExceeded, SyncError
 from paceline.core.version import Version
 from tests.unit.checkpoint_engine.roots import (
