@@ -19,6 +19,7 @@ from paceline.runtime.stop_signal import StopRequested, raise_stop_signals
 REFUSED = 2
 FAILED = 1
 SIGNALLED = 128
+OF_THE_TRAIN_EXTRA = ("omegaconf", "ray", "rich", "tensorboard", "tokenizers", "transformers", "typer", "yaml")
 
 
 def entry_point() -> None:
@@ -37,6 +38,16 @@ def entry_point() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     began = time.time()
+    try:
+        return _run(arguments, began)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in OF_THE_TRAIN_EXTRA:
+            raise
+        line = f"{error.name} is not installed: the command needs pip install 'paceline[train]'"
+        return _complain(line, REFUSED)
+
+
+def _run(arguments: Sequence[str] | None, began: float) -> int:
     import typer
 
     from paceline.cli.app import UsageProblem, build_app

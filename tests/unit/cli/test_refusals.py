@@ -124,3 +124,10 @@ def test_the_program_itself_refuses(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_base_install_says_what_the_command_needs() -> None:
+    program = "import sys; sys.modules['typer'] = None; from paceline.cli.main import main; sys.exit(main(['train']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "paceline: error: typer is not installed: the command needs pip install 'paceline[train]'\n"
