@@ -22,6 +22,7 @@ from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.slot_attention import IMPLEMENTATION, register_slot_attention
 from paceline.engine.slot_cache import PackedInput, PromptBlock, SlotCache, pack_step
 from paceline.engine.weight_slots import WeightSlots
+from paceline.engine.whole_forward import whole_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,10 +62,11 @@ class EmbeddedEngine:
         decode: Callable[[Sequence[int]], str] | None = None,
         device: str = "cpu",
     ) -> None:
-        register_slot_attention()
         self._device = torch.device(device)
-        self._model = build_skeleton(model_config_dir, dtype, IMPLEMENTATION, self._device)
+        self._model, self._packs = build_model(model_config_dir, dtype, self._device)
         check_can_serve(self._model, max_model_len)
+        if kv_cache == "keep" and not self._packs:
+            raise ConfigError(f"rollout.kv_cache=keep: {type(self._model).__name__} runs without a cache to keep")
         self._slots = WeightSlots(self._model, self._device)
         self._kv_cache = kv_cache
         self._generator = torch.Generator(self._device).manual_seed(seed)
@@ -187,18 +189,22 @@ class EmbeddedEngine:
         return finished
 
     def _next_tokens(self, passes: Sequence[Sequence[PromptBlock]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the prompts, all but the last pass alone, and sample the next token of every row: ids and log-probs."""
+        """The next token of every row: ids and log-probs. Fills the places that `passes` names."""
+        logits = self._packed_logits(passes) if self._packs else whole_logits(self._model, self._table, self._device)
+        if self._sampling is None:
+            table, n = self._table, self._table.count
+            self._sampling = plan_sampling(table.temperature[:n], table.top_p[:n], table.top_k[:n], self._device)
+        return sample(logits, self._sampling, self._generator)
+
+    def _packed_logits(self, passes: Sequence[Sequence[PromptBlock]]) -> torch.Tensor:
+        """Run the prompts, all but the last pass alone; logits of the newest token of every row."""
         table = self._table
         self._cache.fit(int(table.lengths[: table.count].max()), table.count)
         for blocks in passes[:-1]:
             self._run_model(pack_step(self._cache, table.lengths[:0], table.lengths[:0], blocks, self._device))
         tokens, positions = table.newest()
         packed = pack_step(self._cache, tokens, positions, passes[-1] if passes else (), self._device)
-        logits = self._run_model(packed)
-        if self._sampling is None:
-            n = table.count
-            self._sampling = plan_sampling(table.temperature[:n], table.top_p[:n], table.top_k[:n], self._device)
-        return sample(logits, self._sampling, self._generator)
+        return self._run_model(packed)
 
     def _run_model(self, packed: PackedInput) -> torch.Tensor:
         """Logits of the newest tokens, [decoding, vocabulary]; of one token, to be ignored, when there are none."""
@@ -231,22 +237,41 @@ class EmbeddedEngine:
         return ended
 
 
-def check_can_serve(model: PreTrainedModel, max_model_len: int) -> None:
-    """Refuse what the packed forward pass would compute wrongly.
+def build_model(path: str, dtype: str, device: torch.device) -> tuple[PreTrainedModel, bool]:
+    """The empty model, and whether its attention runs over packed slots; one that cannot keeps its own attention.
 
     Raises:
-        ConfigError: the architecture has no attention backend or no plain keys and values, or fewer positions than
-            `max_model_len`.
+        ConfigError: no causal LM can be built.
     """
-    name, config = type(model).__name__, model.config.get_text_config()
+    register_slot_attention()
+    try:
+        model = build_skeleton(path, dtype, IMPLEMENTATION, device)
+    except ConfigError:
+        return build_skeleton(path, dtype, "eager", device), False
+    if can_pack(model):
+        return model, True
+    return build_skeleton(path, dtype, "eager", device), False
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether the packed forward pass is right for this architecture: replaceable attention, plain keys and values."""
     parameters = inspect.signature(model.forward).parameters
-    if not getattr(model, "_supports_attention_backend", False) or "position_ids" not in parameters:
-        raise ConfigError(f"the embedded engine cannot run {name}: its attention cannot be replaced")
-    if "logits_to_keep" not in parameters:
-        raise ConfigError(f"the embedded engine cannot run {name}: its forward does not take logits_to_keep")
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise ConfigError(f"the embedded engine cannot run {name}: it has layers of kind {sorted(kinds)}")
-    longest = getattr(config, "max_position_embeddings", None)
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        and {"position_ids", "logits_to_keep"} <= parameters.keys()
+        and kinds <= {"full_attention", "sliding_attention"}
+    )
+
+
+def check_can_serve(model: PreTrainedModel, max_model_len: int) -> None:
+    """Refuse sequences that the model has no positions for.
+
+    Raises:
+        ConfigError: fewer positions than `max_model_len`.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and max_model_len > longest:
-        raise ConfigError(f"max_model_len {max_model_len} is more than the {longest} positions of {name}")
+        raise ConfigError(
+            f"max_model_len {max_model_len} is more than the {longest} positions of {type(model).__name__}"
+        )

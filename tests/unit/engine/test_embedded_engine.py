@@ -18,6 +18,7 @@ from tests.unit.engine.tiny_engines import (
     MAX_MODEL_LEN,
     PLACES,
     VOCAB,
+    WHOLE,
     config_of,
     drain,
     full_logits,
@@ -30,7 +31,7 @@ from tests.unit.engine.tiny_engines import (
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WHOLE])
 def test_greedy_tokens_equal_generate_and_logprobs_a_full_forward(family: str, tmp_path: Path) -> None:
     model, engine = make_model(family, tmp_path), make_engine(tmp_path)
     engine.bind(model.state_dict(), 1)
@@ -44,6 +45,23 @@ def test_greedy_tokens_equal_generate_and_logprobs_a_full_forward(family: str, t
         expected = truth.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(made[one.request_id].logprobs), expected, atol=1e-4, rtol=0)
     assert len({tuple(completion.token_ids[:5]) for completion in made.values()}) > PLACES
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_a_model_without_a_cache_of_ours_follows_a_swap_and_refuses_to_keep_one(family: str, tmp_path: Path) -> None:
+    old, engine = make_model(family, tmp_path, seed=0), make_engine(tmp_path)
+    new = make_model(family, tmp_path, seed=1)
+    engine.bind(old.state_dict(), 1)
+    engine.add([request("a", [3, 4, 5], 8)])
+    for _ in range(3):
+        engine.step()
+    engine.bind(new.state_dict(), 2)
+    made = drain(engine)["a"]
+    before = greedy_truth(old, [3, 4, 5], 3)
+    assert made.token_ids == before + greedy_truth(new, [3, 4, 5, *before], 5)
+    assert made.versions == [1] * 3 + [2] * 5
+    with pytest.raises(ConfigError, match="runs without a cache to keep"):
+        make_engine(tmp_path, kv_cache="keep")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -36,11 +36,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": ROTARY | {"sliding_window": 9},
     "gemma2": ROTARY | {"sliding_window": 9, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
 }
+# Their attention (or what they have in its place) cannot be replaced: they run by whole forward passes.
+WHOLE: dict[str, dict[str, Any]] = {
+    "bloom": SHARED | {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "gptj": SHARED | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
+    "falcon": SHARED | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "mamba": SHARED | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+}
 
 
 def config_of(family: str) -> PreTrainedConfig:
     """A config of the family, small enough for a forward pass of a millisecond."""
-    config: PreTrainedConfig = AutoConfig.for_model(family, **FAMILIES[family])
+    config: PreTrainedConfig = AutoConfig.for_model(family, **(FAMILIES | WHOLE)[family])
     return config
 
 
