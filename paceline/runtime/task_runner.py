@@ -90,6 +90,10 @@ class FullyAsyncTaskRunner:
             await supervisor.stop()
             self._record_end("interrupted" if isinstance(error, RunInterrupted) else "failed", error)
             raise
+        except Exception as error:  # a fault of ours: the log says how the run ended, the caller gets the error itself
+            await supervisor.stop()
+            self._record_end("failed", PacelineError(f"{type(error).__name__}: {error}"))
+            raise
         else:
             await supervisor.stop()
             self._record_end("completed", None)
