@@ -23,6 +23,7 @@ from paceline.checkpoint_engine.filesystem_format import StoredManifest, announc
 from paceline.checkpoint_engine.filesystem_opening import open_storage
 from paceline.checkpoint_engine.filesystem_reading import Buffers, check_files, read_stored, read_tensors
 from paceline.checkpoint_engine.filesystem_writing import VersionWriter
+from paceline.checkpoint_engine.held_weights import HeldWeights
 from paceline.core.errors import CapacityError, ConfigError, DeadlineExceeded, DigestMismatch, SyncError, VersionError
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock
@@ -202,9 +203,9 @@ class FilesystemReceiver:
         self._threads = threads
         self._buffers = Buffers()
         self._storage = open_storage(url)
-        self._staged: weakref.WeakSet[_CopiedWeights] = weakref.WeakSet()
+        self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
-    def stage(self, manifest: WeightManifest) -> _CopiedWeights:
+    def stage(self, manifest: WeightManifest) -> HeldWeights:
         """Read and verify.
 
         Raises:
@@ -233,7 +234,7 @@ class FilesystemReceiver:
         self._buffers.close()
         self._storage.close()
 
-    def _read(self, manifest: WeightManifest, name: Version, where: str) -> _CopiedWeights:
+    def _read(self, manifest: WeightManifest, name: Version, where: str) -> HeldWeights:
         began = self._clock.now()
 
         def check_time() -> None:
@@ -249,7 +250,7 @@ class FilesystemReceiver:
             buffer = self._buffers.take(manifest.total_bytes, f"a copy of version {name}")
             digests = read_tensors(reading, stored, buffer, check_time, self._threads)
         digest = self._proved(stored, digests) if self._verify == "full" else ""
-        return _CopiedWeights(manifest, views_of(buffer, manifest), digest)
+        return HeldWeights(manifest, views_of(buffer, manifest), digest)
 
     def _proved(self, stored: StoredManifest, digests: Mapping[str, bytes]) -> str:
         weights = stored.weights
@@ -262,33 +263,3 @@ class FilesystemReceiver:
                 f"{len(wrong)} tensors differ, first {wrong[0]}"
             )
         return digest
-
-
-class _CopiedWeights:
-    """Implements `core.ports.StagedWeights` over a copy, whose memory is free once no tensor is referenced."""
-
-    def __init__(self, manifest: WeightManifest, tensors: dict[str, torch.Tensor], digest: str) -> None:
-        self._manifest = manifest
-        self._tensors = tensors
-        self._digest = digest
-        self._held = True
-
-    @property
-    def manifest(self) -> WeightManifest:
-        return self._manifest
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        if not self._held:
-            raise SyncError(f"version {self._manifest.version} was released")
-        return self._tensors
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def release(self) -> None:
-        """Idempotent."""
-        self._held = False
-        # Emptied in place: a caller that kept the mapping must not keep the memory.
-        self._tensors.clear()

@@ -6,12 +6,13 @@ For runs on one event loop (notebooks, simulations): no thread, no socket, no de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
+from paceline.checkpoint_engine.held_weights import HeldWeights
 from paceline.checkpoint_engine.verification import Verification, VerifyMode
 from paceline.core.errors import ConfigError, SyncError, VersionError
 from paceline.core.manifest import WeightManifest
@@ -115,9 +116,9 @@ class InProcessReceiver:
         self._exchange = exchange
         self._holder = holder
         self._verification = Verification(verify, holder=holder)
-        self._staged: list[_LeasedWeights] = []
+        self._staged: list[HeldWeights] = []
 
-    def stage(self, manifest: WeightManifest) -> _LeasedWeights:
+    def stage(self, manifest: WeightManifest) -> HeldWeights:
         """Lease and verify; raises what `SharedMemoryReceiver.stage` raises."""
         check_manifest(manifest, manifest.total_bytes)
         arena = self._exchange.find(manifest)
@@ -128,7 +129,8 @@ class InProcessReceiver:
         if self._verification.mode != "off":
             digest = self._verification.digest(manifest, tensors)
             self._verification.accept(manifest, digest, self._holder)
-        staged = _LeasedWeights(manifest, tensors, digest, arena, self._holder)
+        arena.holders.append(self._holder)
+        staged = HeldWeights(manifest, tensors, digest, lambda: arena.holders.remove(self._holder))
         self._staged = [other for other in self._staged if other.held] + [staged]
         return staged
 
@@ -137,44 +139,3 @@ class InProcessReceiver:
         for staged in self._staged:
             staged.release()
         self._staged = []
-
-
-class _LeasedWeights:
-    """Implements `core.ports.StagedWeights` over an arena of the exchange."""
-
-    def __init__(
-        self,
-        manifest: WeightManifest,
-        tensors: dict[str, torch.Tensor],
-        digest: str,
-        arena: InProcessArena,
-        holder: str,
-    ) -> None:
-        self._manifest = manifest
-        self._tensors = tensors
-        self._digest = digest
-        self._arena = arena
-        self._holder = holder
-        self.held = True
-        arena.holders.append(holder)
-
-    @property
-    def manifest(self) -> WeightManifest:
-        return self._manifest
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        if not self.held:
-            raise SyncError(f"version {self._manifest.version} was released")
-        return self._tensors
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def release(self) -> None:
-        """Idempotent."""
-        if self.held:
-            self.held = False
-            self._tensors.clear()
-            self._arena.holders.remove(self._holder)

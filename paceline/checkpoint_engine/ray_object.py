@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from paceline.checkpoint_engine.held_weights import HeldWeights
 from paceline.checkpoint_engine.verification import Verification, VerifyMode
 from paceline.core.errors import ConfigError, PacelineError, SyncError, VersionError
 from paceline.core.manifest import WeightManifest
@@ -116,9 +117,9 @@ class RayObjectReceiver:
         self._holder = holder
         self._verification = Verification(verify, holder=holder, threads=threads)
         self._deadline_seconds = deadline_seconds
-        self._staged: weakref.WeakSet[_HeldObject] = weakref.WeakSet()
+        self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
-    def stage(self, manifest: WeightManifest) -> _HeldObject:
+    def stage(self, manifest: WeightManifest) -> HeldWeights:
         """Get, verify, hold.
 
         Raises:
@@ -140,7 +141,8 @@ class RayObjectReceiver:
                 error.__traceback__ = None  # the frames of a refusal refer to the bytes
             self._objects.done(reference, holder=self._holder)
             raise
-        staged = _HeldObject(manifest, tensors, digest, self._objects, reference, self._holder)
+        objects, holder = self._objects, self._holder
+        staged = HeldWeights(manifest, tensors, digest, lambda: objects.done(reference, holder=holder))
         self._staged.add(staged)
         return staged
 
@@ -161,49 +163,6 @@ class RayObjectReceiver:
         digest = self._verification.digest(manifest, tensors)
         self._verification.accept(manifest, digest, self._holder)
         return tensors, digest
-
-
-class _HeldObject:
-    """Implements `core.ports.StagedWeights` over the bytes of an object."""
-
-    def __init__(
-        self,
-        manifest: WeightManifest,
-        tensors: dict[str, torch.Tensor],
-        digest: str,
-        objects: ObjectTransport,
-        reference: bytes,
-        holder: str,
-    ) -> None:
-        self._manifest = manifest
-        self._tensors = tensors
-        self._digest = digest
-        self._objects = objects
-        self._reference = reference
-        self._holder = holder
-        self._held = True
-
-    @property
-    def manifest(self) -> WeightManifest:
-        return self._manifest
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        if not self._held:
-            raise SyncError(f"version {self._manifest.version} was released")
-        return self._tensors
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def release(self) -> None:
-        """Idempotent. The memory is free once no tensor of this version is referenced any more."""
-        if self._held:
-            self._held = False
-            # Emptied in place: a caller that kept the mapping must not keep the object.
-            self._tensors.clear()
-            self._objects.done(self._reference, holder=self._holder)
 
 
 class _Exporter:

@@ -14,14 +14,14 @@ from typing import Literal
 
 import torch
 
+from paceline.checkpoint_engine.held_weights import HeldWeights
 from paceline.checkpoint_engine.verification import Verification, VerifyMode
-from paceline.core.errors import ConfigError, SyncError
+from paceline.core.errors import ConfigError
 from paceline.core.manifest import WeightManifest
 from paceline.store.arena_backing import ArenaKind
 from paceline.store.arena_channel import LeaseConnection
 from paceline.store.arena_reader import ArenaReader
 from paceline.store.capacity import check_memory
-from paceline.store.mapped_arena import ArenaLease
 from paceline.store.weight_store import WeightStore
 from paceline.weights.layout import check_manifest, views_of
 from paceline.weights.snapshot import SnapshotWriter
@@ -99,9 +99,9 @@ class SharedMemoryReceiver:
         self._verification = Verification(verify, holder=holder, threads=threads)
         self._deadline_seconds = deadline_seconds
         self._reader = ArenaReader()
-        self._staged: weakref.WeakSet[_MappedWeights] = weakref.WeakSet()
+        self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
-    def stage(self, manifest: WeightManifest) -> _MappedWeights:
+    def stage(self, manifest: WeightManifest) -> HeldWeights:
         """Lease, map, verify.
 
         Raises:
@@ -124,7 +124,7 @@ class SharedMemoryReceiver:
         except BaseException:  # whatever ended the staging, its lease ends too
             lease.abandon()
             raise
-        staged = _MappedWeights(manifest, tensors, digest, by, lease)
+        staged = HeldWeights(manifest, tensors, digest, lease.release, digest_by=by)
         self._staged.add(staged)
         return staged
 
@@ -146,38 +146,3 @@ class SharedMemoryReceiver:
             connection.report_digest(digest)
         self._verification.accept(manifest, digest, by)
         return digest, by
-
-
-class _MappedWeights:
-    """Implements `core.ports.StagedWeights` over a leased map. `digest_by` names who of this node hashed it."""
-
-    def __init__(
-        self, manifest: WeightManifest, tensors: dict[str, torch.Tensor], digest: str, by: str, lease: ArenaLease
-    ) -> None:
-        self._manifest = manifest
-        self._tensors = tensors
-        self._digest = digest
-        self.digest_by = by
-        self._lease: ArenaLease | None = lease
-
-    @property
-    def manifest(self) -> WeightManifest:
-        return self._manifest
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        if self._lease is None:
-            raise SyncError(f"version {self._manifest.version} was released")
-        return self._tensors
-
-    @property
-    def digest(self) -> str:
-        return self._digest
-
-    def release(self) -> None:
-        """Idempotent. The lease ends once no tensor of this version is referenced any more (see `ArenaLease`)."""
-        if self._lease is not None:
-            # Emptied in place: a caller that kept the mapping must not keep the lease.
-            self._tensors.clear()
-            lease, self._lease = self._lease, None
-            lease.release()
