@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,14 +114,14 @@ def test_what_is_being_written_cannot_be_leased(store: WeightStore) -> None:
 
 
 def test_readers_that_race_the_writer_get_their_version_whole_or_an_error(store: WeightStore) -> None:
-    newest = {"arena": publish(store, 1), "version": "1"}
+    newest = [(publish(store, 1), 1)]
     stop = threading.Event()
     torn: list[str] = []
     served = {"whole": 0, "refused": 0}
 
     def read() -> None:
         while not stop.is_set():
-            arena_id, version = newest["arena"], int(newest["version"])
+            arena_id, version = newest[0]
             try:
                 held = lease(store, arena_id, version, "reader")
             except (SyncError, DeadlineExceeded):
@@ -136,10 +137,12 @@ def test_readers_that_race_the_writer_get_their_version_whole_or_an_error(store:
     reader.start()
     for version in range(2, 300):
         try:
-            newest["arena"], newest["version"] = publish(store, version), str(version)
+            newest[0] = (publish(store, version), version)
         except SyncError:
             # Both arenas are taken for this moment; the next version will do.
             continue
+        if version % 20 == 0:
+            time.sleep(0.02)  # a writer without a breath overtakes every reader
     stop.set()
     reader.join()
     assert torn == []
