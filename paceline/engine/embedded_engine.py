@@ -2,7 +2,8 @@
 
 Law: a step reads one set of weights from its first to its last operation; `bind` between two steps is the whole swap
 (V6). Each token carries the version that was bound when it was sampled (V4). One step is one packed forward pass: the
-newest token of every running sequence, and the prompts of those that were just admitted.
+newest token of every running sequence, and the prompts of those that were just admitted. A model whose attention
+cannot be replaced runs whole forward passes instead (`whole_forward`).
 """
 
 from __future__ import annotations

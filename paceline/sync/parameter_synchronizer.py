@@ -73,6 +73,8 @@ class ParameterSynchronizer:
     ) -> SyncReport:
         """Bring `version` (packed) to every replica and publish it; returns once all have confirmed or are fenced.
 
+        `use_trainer_do_validate` is handed on to the rollouter, which validates on its replicas alone so far.
+
         Raises:
             NonFiniteWeights: nothing was published; with `nonfinite=skip` the run may go on under the version before.
             Superseded: a version at least as new is already published. SyncError, DeadlineExceeded, WorkerDied: nothing
