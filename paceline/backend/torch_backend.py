@@ -26,8 +26,8 @@ from paceline.backend.causal_lm import (
 )
 from paceline.backend.packing import MicroBatch, Row, collate, plan_micro_batches, plan_rows
 from paceline.backend.training_state import load_training_state, save_training_state
-from paceline.core.config import ActorConfig
 from paceline.core.sample import TrainBatch, TrainSequence
+from paceline.core.sections.actor import ActorConfig
 from paceline.weights.named_tensors import collect
 
 

@@ -32,9 +32,10 @@ from paceline.core.commands import (
 )
 from paceline.core.errors import ConfigError, LateCommand, PacelineError, SyncError, WorkerDied
 from paceline.core.events import EventSink, ResponsesAborted
-from paceline.core.ports import Clock, InferenceEngine, StagedWeights, WeightTransactionPort, Work
+from paceline.core.ports import Clock, InferenceEngine, Work
 from paceline.core.sample import Completion, GenerationRequest
 from paceline.core.version import Version
+from paceline.core.weight_ports import StagedWeights, WeightTransactionPort
 from paceline.rollout.generation_meter import GenerationMeter
 from paceline.rollout.outbox import Outbox
 

@@ -11,10 +11,10 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from paceline.core.config import RewardConfig
 from paceline.core.errors import PacelineError, RewardError
 from paceline.core.ports import RewardFn, TextDecoder
 from paceline.core.sample import Completion, Prompt, Response, Sample
+from paceline.core.sections.reward import RewardConfig
 from paceline.rollout.groups import Group
 
 

@@ -21,15 +21,13 @@ from paceline.core.ports import (
     ReplicaControl,
     RewardFn,
     RolloutLog,
-    ServingBoard,
     TextDecoder,
     TrainBackend,
-    WeightReceiver,
-    WeightSender,
     Work,
 )
 from paceline.core.tasks import run_together
 from paceline.core.version import Lineage
+from paceline.core.weight_ports import ServingBoard, WeightReceiver, WeightSender
 from paceline.message_queue import MessageQueue
 from paceline.rollout.replica import Replica
 from paceline.rollout.resumption import Resumption

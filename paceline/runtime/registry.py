@@ -17,16 +17,9 @@ from paceline.core.checkpoint_ports import CheckpointStore, NoJournal, TokenJour
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.object_transport import ObjectTransport
-from paceline.core.ports import (
-    InferenceEngine,
-    PromptSource,
-    RewardFn,
-    ServingBoard,
-    TrainBackend,
-    WeightReceiver,
-    WeightSender,
-)
+from paceline.core.ports import InferenceEngine, PromptSource, RewardFn, TrainBackend
 from paceline.core.sample import Prompt
+from paceline.core.weight_ports import ServingBoard, WeightReceiver, WeightSender
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import SystemClock
 from paceline.task.arithmetic import Problem, problems

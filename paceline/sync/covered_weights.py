@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import StagedWeights
+from paceline.core.weight_ports import StagedWeights
 from paceline.weights.coverage import CoveragePlan
 
 if TYPE_CHECKING:

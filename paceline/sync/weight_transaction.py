@@ -17,8 +17,9 @@ from typing import TypeVar
 
 from paceline.core.commands import ReplicaReport, ReplicaState, StageCommand, StageReport, SwapCommand
 from paceline.core.errors import DigestMismatch, LateCommand, PacelineError, SyncError, VersionError
-from paceline.core.ports import Clock, InferenceEngine, ServingBoard, StagedWeights, WeightReceiver
+from paceline.core.ports import Clock, InferenceEngine
 from paceline.core.version import Version
+from paceline.core.weight_ports import ServingBoard, StagedWeights, WeightReceiver
 from paceline.sync.covered_weights import CoveredWeights
 from paceline.sync.served_proof import wrong_tensors
 from paceline.weights.coverage import CoverageRules, plan_coverage

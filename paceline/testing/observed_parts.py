@@ -10,8 +10,8 @@ import torch
 from paceline.core.commands import ExchangeReply, ExchangeRequest
 from paceline.core.errors import PacelineError
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import StagedWeights, WeightReceiver, WeightSender
 from paceline.core.sample import Completion, GenerationRequest, TrainBatch
+from paceline.core.weight_ports import StagedWeights, WeightReceiver, WeightSender
 from paceline.testing.fault_injector import FaultInjector
 from paceline.testing.law_checker import LawChecker
 from paceline.testing.marker_model import MarkerBackend, MarkerEngine

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.config import AsyncTrainingConfig
 from paceline.core.ports import SampleSource
 from paceline.core.sample import Response, Sample
+from paceline.core.sections.async_training import AsyncTrainingConfig
 from paceline.core.version import Lineage, Version
 from paceline.train import staleness
 

@@ -27,19 +27,11 @@ from paceline.core.errors import (
     WorkerDied,
 )
 from paceline.core.events import EventSink, SampleTrained, TrainStep
-from paceline.core.ports import (
-    Clock,
-    QueueControl,
-    RolloutLog,
-    SampleSource,
-    SynchronizerControl,
-    TrainBackend,
-    WeightSender,
-    Work,
-)
+from paceline.core.ports import Clock, QueueControl, RolloutLog, SampleSource, SynchronizerControl, TrainBackend, Work
 from paceline.core.sample import Sample, TrainBatch, TrainSequence
 from paceline.core.version import Lineage, Version
 from paceline.core.waits import Waits
+from paceline.core.weight_ports import WeightSender
 from paceline.train.batcher import Batcher
 from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.lag_gate import LagGate

@@ -70,7 +70,7 @@ def _judge(source: Source, imported: Import) -> list[str]:
         reasons.append(f"{place}: {imported.top} may be imported only by {list(ONLY_IN[imported.top])}")
     if imported.top == "torch" and _is_within(inner, TORCH_FREE):
         reasons.append(f"{place}: {inner} must not import torch")
-    typed_only = inner == "core.ports" and imported.top == "torch"  # for types; never loaded
+    typed_only = inner in ("core.ports", "core.weight_ports") and imported.top == "torch"  # for types; never loaded
     if source.room == "core" and imported.top not in CORE_MAY_IMPORT and not typed_only:
         reasons.append(f"{place}: core must not import {imported.top}")
     if FLOORS.get(source.room) == LOOPS and imported.top in LOOPS_MAY_NOT_IMPORT:

@@ -17,7 +17,7 @@ from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessRe
 from paceline.checkpoint_engine.ray_object import PREFIX, RayObjectReceiver, RayObjectSender
 from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import WeightReceiver, WeightSender
+from paceline.core.weight_ports import WeightReceiver, WeightSender
 from paceline.runtime.system import SystemClock
 from paceline.testing.object_transport import InProcessObjects, ObjectCluster
 

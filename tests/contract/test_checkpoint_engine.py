@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import CoverageError, DigestMismatch, NonFiniteWeights, SyncError
-from paceline.core.ports import StagedWeights
+from paceline.core.weight_ports import StagedWeights
 from paceline.weights.digest import dense_bytes, digest_tensors
 from paceline.weights.named_tensors import split_aliases
 from tests.contract.checkpoint_engine_links import LINKS, Link, Named

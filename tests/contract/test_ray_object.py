@@ -11,7 +11,7 @@ import torch
 
 from paceline.checkpoint_engine.ray_object import RayObjectReceiver, RayObjectSender
 from paceline.core.errors import CapacityError, DeadlineExceeded, DigestMismatch, SyncError, WorkerDied
-from paceline.core.ports import StagedWeights
+from paceline.core.weight_ports import StagedWeights
 from paceline.testing.object_transport import InProcessObjects, ObjectCluster
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from paceline.backend.torch_backend import TorchBackend
-from paceline.core.config import ActorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.ports import TrainBackend
 from paceline.core.sample import TrainBatch, TrainSequence
+from paceline.core.sections.actor import ActorConfig
 from tests.unit.backend.tiny_models import ragged_sequences, sequence, write_model
 
 

@@ -26,7 +26,7 @@ import torch
 from paceline.checkpoint_engine.ray_object import RayObjectReceiver, RayObjectSender
 from paceline.core.errors import PacelineError
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import StagedWeights
+from paceline.core.weight_ports import StagedWeights
 from paceline.runtime.process_guard import ProcessGuard
 from paceline.runtime.ray_environment import prepare_environment
 

@@ -10,8 +10,8 @@ import torch
 
 from paceline.core.commands import SwapCommand, SwapReport, SyncReport
 from paceline.core.errors import PacelineError
-from paceline.core.ports import StagedWeights
 from paceline.core.version import Version
+from paceline.core.weight_ports import StagedWeights
 from paceline.rollout.replica import Replica
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.sync.checkpoint_engine_manager import CheckpointEngineManager, WeightUpdate

@@ -20,9 +20,10 @@ from paceline.cli.sync_bench.frames import CALL_SECONDS, WorkerProcess
 from paceline.cli.sync_bench.memory_use import memory_of
 from paceline.cli.sync_bench.model_shapes import PROBE_BYTES
 from paceline.cli.sync_bench.worker_ports import NoEvents, RemoteReplica, RemoteTrainer
-from paceline.core.config import CheckpointEngineConfig, Config
+from paceline.core.config import Config
 from paceline.core.errors import DigestMismatch, SyncError
 from paceline.core.manifest import WeightManifest
+from paceline.core.sections.checkpoint_engine import CheckpointEngineConfig
 from paceline.core.version import Version
 from paceline.runtime.system import SystemClock
 from paceline.store.serving_table import hash_served

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.core.commands import CaptureCommand, CaptureReport
 from paceline.core.errors import SyncError
 from paceline.core.object_transport import ObjectTransport
-from paceline.core.ports import WeightSender
+from paceline.core.weight_ports import WeightSender
 from paceline.observability.rollout_log import JsonlRolloutLog
 from paceline.runtime import registry
 from paceline.runtime.hosts.host import HostProcess

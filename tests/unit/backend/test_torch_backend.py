@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from paceline.algo.aggregation import LossAggMode
 from paceline.backend.torch_backend import TorchBackend
-from paceline.core.config import ActorConfig
 from paceline.core.sample import TrainBatch, TrainSequence
+from paceline.core.sections.actor import ActorConfig
 from tests.unit.backend.tiny_models import ragged_sequences, sequence, write_model
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paceline.backend.torch_backend import TorchBackend
-from paceline.core.config import ActorConfig
 from paceline.core.errors import CheckpointError
 from paceline.core.sample import TrainBatch, TrainSequence
+from paceline.core.sections.actor import ActorConfig
 from tests.unit.backend.tiny_models import write_model
 
 

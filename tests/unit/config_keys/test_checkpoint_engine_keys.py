@@ -13,8 +13,8 @@ import torch
 
 from paceline.core.errors import NonFiniteWeights, SyncError
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import WeightSender
 from paceline.core.version import Version
+from paceline.core.weight_ports import WeightSender
 from paceline.runtime import registry
 from paceline.runtime.spec import RunSpec
 from paceline.testing.object_transport import InProcessObjects, ObjectCluster

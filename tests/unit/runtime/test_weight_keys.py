@@ -14,7 +14,7 @@ import torch
 from paceline.core.config import build_config
 from paceline.core.errors import ConfigError, DigestMismatch, NonFiniteWeights
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import WeightReceiver, WeightSender
+from paceline.core.weight_ports import WeightReceiver, WeightSender
 from paceline.runtime.registry import build_coverage_rules, build_receiver, build_sender
 from paceline.runtime.spec import RunSpec
 

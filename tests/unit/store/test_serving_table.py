@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from paceline.core.errors import DeadlineExceeded, SyncError
 from paceline.core.manifest import WeightManifest
-from paceline.core.ports import ServingBoard
+from paceline.core.weight_ports import ServingBoard
 from paceline.store.serving_table import FileServingBoard, hash_served, read_served
 from paceline.weights.digest import digest_tensors
 

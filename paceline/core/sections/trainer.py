@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.core.config_section import Section
+from paceline.core.sections.section import Section
 
 NAME = r"^[^/.][^/]*$"  # one part of a path, neither hidden nor upwards
 
