@@ -17,13 +17,13 @@ def serve(name, pipe):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        trained, sender = torch.nn.Linear(3, 1, bias=False), SharedMemorySender(directory=directory)
+        sender = SharedMemorySender(directory=directory)
         pipes = {f"replica-{index}": mp.Pipe() for index in range(2)}
         for name, (_, theirs) in pipes.items():
             mp.Process(target=serve, args=(name, theirs), daemon=True).start()
         for version in (1, 2, 3):
-            torch.nn.init.constant_(trained.weight, version)  # stands for training
-            manifest = sender.capture(trained.state_dict().items(), version)  # a snapshot: training may go on at once
+            sender.capture([("weight", torch.full((1, 3), float(version)))], version)  # a copy: training may go on
+            manifest = sender.publish().manifest
             for ours, _ in pipes.values():
                 ours.send_bytes(msgspec.msgpack.encode(manifest))
             print(manifest.digest[:8], *(ours.recv_bytes().decode() for ours, _ in pipes.values()), sep="\n  ")

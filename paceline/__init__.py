@@ -19,6 +19,7 @@ _HOMES = {
     "SharedMemoryReceiver": "paceline.checkpoint_engine.shared_memory",
     "SharedMemorySender": "paceline.checkpoint_engine.shared_memory",
     "Version": "paceline.core.version",
+    "VllmPusher": "paceline.runtime.vllm_push",
     "WeightManifest": "paceline.core.manifest",
     "WeightTransaction": "paceline.sync.weight_transaction",
     "build_config": "paceline.core.config",

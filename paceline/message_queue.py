@@ -23,6 +23,7 @@ from paceline.core.ports import Clock
 from paceline.core.waits import Waits
 
 _LEVEL_EVERY_SECONDS = 0.25
+MAX_VALIDATIONS = 64  # results that nobody has taken; older ones go first, they are in the event log anyway
 
 
 class MessageQueue:
@@ -47,7 +48,7 @@ class MessageQueue:
         self._taken = 0
         self._dropped: Counter[str] = Counter()
         self._version = -1
-        self._validations: deque[bytes] = deque()
+        self._validations: deque[bytes] = deque(maxlen=MAX_VALIDATIONS)
         self._put_timeout_seconds = put_timeout_seconds
         self._clock = clock
         self._events = events
@@ -108,7 +109,7 @@ class MessageQueue:
         return list(self._items)
 
     async def put_validate(self, result: bytes) -> None:
-        """Leave a validation result beside the samples; it never counts as one."""
+        """Leave a validation result beside the samples; it never counts as one, and never waits for room."""
         self._validations.append(result)
 
     async def get_validate(self) -> bytes | None:

@@ -13,6 +13,8 @@ import sys
 # The weight path: usable under somebody else's trainer or inference server.
 LIGHT = ("core",)
 WEIGHT_PATH = ("weights", "algo", "store", "checkpoint_engine", "sync", "testing")
+# What runs inside vLLM, and what pushes weights to it.
+VLLM = ("engine.vllm_worker", "engine.vllm_model", "runtime.vllm_plugin", "runtime.vllm_push")
 TRAINING_ONLY = ("ray", "transformers")
 
 
@@ -46,7 +48,9 @@ def main() -> None:
     light = import_rooms(LIGHT)
     importlib.import_module("paceline.message_queue")
     refuse_loaded(("torch", *TRAINING_ONLY), "the core")
-    heavy = import_rooms(WEIGHT_PATH)
+    heavy = import_rooms(WEIGHT_PATH) + len(VLLM)
+    for name in VLLM:
+        importlib.import_module(f"paceline.{name}")
     refuse_loaded(TRAINING_ONLY, "the weight path")
     print(f"base install: {light + heavy + 1} modules import without {' and '.join(TRAINING_ONLY)}")
 

@@ -1,7 +1,10 @@
-"""Clipped policy loss per token, with the rollout's log-probs as those of the old policy (bypass mode).
+"""Losses of the policy per token: clipped PPO, GSPO, CISPO.
 
-Law: the ratio is taken against the distribution that the token was sampled from, so nothing is recomputed; a token
-outside the mask adds exactly 0 to loss, gradient and statistics, whatever its values are.
+Law: a token outside the mask adds exactly 0 to the loss and to the gradient, whatever its values are. The old policy
+is whatever the caller says it is: the rollout's distribution (bypass) or a proximal one (decoupled PPO).
+
+All arguments have one shape, [N]: `logprobs` (of the trained policy, nats, carries the gradient), `old_logprobs`,
+`advantages`, and `loss_mask` (bool or 0/1).
 """
 
 from __future__ import annotations
@@ -12,110 +15,110 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paceline.algo.sequence_sums import sequence_sum
+
 # exp of it is finite in float32 and so is its square: an advantage of 0 times a ratio stays 0.
 LOG_RATIO_LIMIT: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyStatistics:
-    """Sums over the tokens in the loss; they add up over micro-batches to those of the whole batch.
-
-    Example: two tokens with ratios 1.0 and 1.5, the second clipped: `PolicyStatistics(tokens=2, ratio=2.5,
-    ratio_squared=3.25, ratio_max=1.5, clipped=1, ...)`.
+class TokenLoss:
+    """Loss per token, and of each token whether its clip was in force (`clipped`), or the bound on bad tokens
+    (`clipped_lower`). `ratio` is the probability ratio that was used; only `loss` carries a gradient.
     """
 
-    tokens: float
-    ratio: float
-    ratio_squared: float
-    ratio_max: float
-    clipped: float
-    kl: float
-    k3_kl: float
-    logprob_difference: float
-
-    def plus(self, other: PolicyStatistics) -> PolicyStatistics:
-        """The statistics of both sets of tokens together."""
-        return PolicyStatistics(
-            tokens=self.tokens + other.tokens,
-            ratio=self.ratio + other.ratio,
-            ratio_squared=self.ratio_squared + other.ratio_squared,
-            ratio_max=max(self.ratio_max, other.ratio_max),
-            clipped=self.clipped + other.clipped,
-            kl=self.kl + other.kl,
-            k3_kl=self.k3_kl + other.k3_kl,
-            logprob_difference=self.logprob_difference + other.logprob_difference,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Token means under their metric names; all 0.0 when there is no token.
-
-        `actor/ppo_kl` is the mean of rollout minus trainer log-prob, `rollout_corr/k3_kl` the low-variance estimate
-        (ratio - 1 - log ratio, http://joschu.net/blog/kl-approx.html), `rollout_corr/rollout_is_eff_sample_size` the
-        effective share of tokens (mean ratio squared over mean squared ratio; 1 when on-policy).
-        """
-        count = max(self.tokens, 1.0)
-        effective = self.ratio**2 / (count * self.ratio_squared) if self.ratio_squared else 0.0
-        return {
-            "actor/pg_clipfrac": self.clipped / count,
-            "actor/ppo_kl": self.kl / count,
-            "actor/ratio_mean": self.ratio / count,
-            "actor/ratio_max": self.ratio_max,
-            "actor/logprob_diff_mean": self.logprob_difference / count,
-            "rollout_corr/k3_kl": self.k3_kl / count,
-            "rollout_corr/rollout_is_eff_sample_size": effective,
-        }
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    clipped_lower: Tensor
 
 
-NO_TOKENS: Final = PolicyStatistics(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def policy_loss(
+def ppo_loss(
     logprobs: Tensor,
-    rollout_logprobs: Tensor,
+    old_logprobs: Tensor,
     advantages: Tensor,
     loss_mask: Tensor,
     *,
     clip_low: float,
     clip_high: float,
-) -> tuple[Tensor, PolicyStatistics]:
-    """Per-token loss max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = exp(logprobs - rollout_logprobs).
+    clip_c: float | None,
+) -> TokenLoss:
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = exp(logprobs - old_logprobs).
 
-    PPO, arXiv 1707.06347, equation 7, with the bounds apart as in DAPO, arXiv 2503.14476, section 3.1. The log of the
-    ratio is held within +-20, where its gradient is 0.
-
-    Args:
-        logprobs: of the policy that is trained, float32, any shape, in nats; carries the gradient.
-        rollout_logprobs: of the sampled distribution, same shape.
-        advantages: same shape.
-        loss_mask: same shape, bool or 0/1; where it is 0 the loss is exactly 0.
-
-    Returns:
-        The loss per token in the given shape, and the statistics of the tokens in the mask.
+    PPO, arXiv 1707.06347, equation 7, with the bounds apart as in DAPO, arXiv 2503.14476, section 3.1. Where A < 0 the
+    loss is at most -A clip_c (dual clip, arXiv 1912.09729, section 3.4); None leaves it unbounded. The log of the ratio
+    is held within +-20, where its gradient is 0.
     """
-    counted = loss_mask.bool()
-    # Selected, not multiplied by the mask: 0 times NaN or infinity is NaN, forwards and backwards.
-    log_ratio = torch.where(counted, logprobs - rollout_logprobs, 0.0)
-    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    gain = torch.where(counted, advantages, 0.0)
+    counted, gain = _selected(advantages, loss_mask)
+    ratio = _ratio(_log_ratio(logprobs, old_logprobs, counted))
     unclipped = -gain * ratio
     clipped = -gain * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(unclipped, clipped)
-    return loss, _statistics(ratio.detach(), log_ratio.detach(), (clipped > unclipped).detach(), counted)
+    bounded = torch.zeros_like(counted)
+    if clip_c is not None:
+        most = -gain * clip_c
+        bounded = (gain < 0) & (loss > most)
+        loss = torch.where(bounded, most, loss)
+    return TokenLoss(loss, ratio.detach(), (clipped > unclipped).detach(), bounded.detach())
 
 
-def _statistics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, counted: Tensor) -> PolicyStatistics:
-    # Outside the mask the ratio is 1 and its log 0, so those sums are corrected by their count alone.
-    outside = float((~counted).sum())
-    wide = ratio.double()
-    sums = torch.stack(
-        [
-            wide.sum() - outside,
-            wide.square().sum() - outside,
-            torch.where(counted, wide, 0.0).max() if ratio.numel() else wide.new_zeros(()),
-            clipped.sum().double(),
-            -log_ratio.double().sum(),
-            (wide - 1.0 - log_ratio.double()).sum(),
-            log_ratio.abs().double().sum(),
-        ]
-    ).tolist()
-    return PolicyStatistics(float(counted.sum()), *sums)
+def gspo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """PPO's clip on one ratio per sequence: the geometric mean of those of its tokens in the mask.
+
+    GSPO, arXiv 2507.18071, in the form per token of section 4.3: its value is that of the sequence, its gradient
+    reaches each token with that token's own weight. `sequences` [N] numbers the sequence of each token.
+    """
+    counted, gain = _selected(advantages, loss_mask)
+    log_ratio = _log_ratio(logprobs, old_logprobs, counted).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    tokens = sequence_sum(counted.to(log_ratio.dtype), sequences).clamp_min(1.0)
+    mean = (sequence_sum(log_ratio.detach(), sequences) / tokens).where(counted, 0.0)
+    ratio = _ratio(mean + log_ratio - log_ratio.detach())
+    unclipped = -gain * ratio
+    clipped = -gain * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return TokenLoss(
+        torch.maximum(unclipped, clipped), ratio.detach(), (clipped > unclipped).detach(), torch.zeros_like(counted)
+    )
+
+
+def cispo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """-clip(r, 1 - clip_low, 1 + clip_high) A logprobs, the clipped ratio a constant: every token has a gradient.
+
+    CISPO, MiniMax-M1, arXiv 2506.13585, section 3.1.
+    """
+    counted, gain = _selected(advantages, loss_mask)
+    ratio = _ratio(_log_ratio(logprobs, old_logprobs, counted)).detach()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    # Selected: an impossible token (log-prob -infinity) with advantage 0 has loss 0, not NaN.
+    loss = -torch.where(counted & (gain != 0), weight * gain * logprobs, 0.0)
+    return TokenLoss(loss, ratio, counted & (weight != ratio), torch.zeros_like(counted))
+
+
+def _selected(advantages: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
+    # Selected, not multiplied by the mask: 0 times NaN or infinity is NaN, forwards and backwards.
+    counted = loss_mask.bool()
+    return counted, torch.where(counted, advantages, 0.0)
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, counted: Tensor) -> Tensor:
+    return torch.where(counted, logprobs - old_logprobs, 0.0)
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

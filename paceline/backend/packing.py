@@ -19,6 +19,8 @@ from paceline.core.sample import TrainSequence
 
 # A row shared by more responses pays for attention over all of them: at most this many times the longest one alone.
 ROW_GROWTH: Final = 4
+PADDING_SHARE: Final = 0.05
+PADDING_FLOOR: Final = 256
 PADDING: Final = -1
 
 
@@ -37,8 +39,8 @@ class MicroBatch:
 
     `attention_mask` is None (causality suffices), [B, L] int64 (1 on tokens) or [B, 1, L, L] float32 (added to the
     scores). `position_ids` is None (counted from 0) or [B, L] int64. Response token i is predicted at column
-    `columns[i]` of row `rows[i]`; `targets`, `rollout_logprobs`, `loss_mask` (bool), `advantages` and `token_weights`
-    are [N].
+    `columns[i]` of row `rows[i]` and is of the sequence `members[sequences[i]]` (an index into the batch); `targets`,
+    `rollout_logprobs`, `loss_mask` (bool), `advantages`, `token_weights` and `lags` (int64, -1 where unknown) are [N].
     """
 
     input_ids: Tensor
@@ -52,6 +54,9 @@ class MicroBatch:
     loss_mask: Tensor
     advantages: Tensor
     token_weights: Tensor
+    lags: Tensor
+    sequences: Tensor
+    members: tuple[int, ...]
 
 
 def plan_rows(sequences: Sequence[TrainSequence], chosen: Sequence[int], longest_shared_row: int) -> list[Row]:
@@ -83,14 +88,20 @@ def plan_rows(sequences: Sequence[TrainSequence], chosen: Sequence[int], longest
 def plan_micro_batches(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     """Rows of like length together, each micro-batch of at most `max_tokens` tokens with its padding.
 
-    A row that is longer than that goes alone.
+    A row that is longer than that goes alone. Padding is at most `PADDING_SHARE` of a micro-batch's own tokens, or
+    `PADDING_FLOOR`: below that a pass more would cost more than the padding.
     """
     batches: list[list[Row]] = []
+    used = 0
     for row in sorted(rows, key=lambda row: (row.length, row.prompt_length, row.members)):
-        if batches and (len(batches[-1]) + 1) * row.length <= max_tokens:
+        padded = (len(batches[-1]) + 1) * row.length if batches else 0
+        padding = padded - used - row.length
+        if batches and padded <= max_tokens and padding <= max(PADDING_FLOOR, PADDING_SHARE * used):
             batches[-1].append(row)
+            used += row.length
         else:
             batches.append([row])
+            used = row.length
     return batches
 
 
@@ -118,11 +129,12 @@ def collate(rows: Sequence[Row], sequences: Sequence[TrainSequence], weights: Se
         segments.append(row_segments + [PADDING] * padding)
         positions.append(row_positions + [0] * padding)
     shared = any(len(row.members) > 1 for row in rows)
-    members = [sequences[index] for row in rows for index in row.members]
+    chosen = tuple(index for row in rows for index in row.members)
+    members = [sequences[index] for index in chosen]
     lengths = torch.tensor([len(member.response_ids) for member in members])
     place = torch.tensor(places)
     loss_mask = torch.tensor([kept for member in members for kept in member.loss_mask]).bool()
-    token_weights = torch.tensor([weights[index] for row in rows for index in row.members]).repeat_interleave(lengths)
+    token_weights = torch.tensor([weights[index] for index in chosen]).repeat_interleave(lengths)
     return MicroBatch(
         input_ids=torch.tensor(ids),
         attention_mask=(_tree_mask if shared else _padding_mask)(torch.tensor(segments)),
@@ -135,6 +147,9 @@ def collate(rows: Sequence[Row], sequences: Sequence[TrainSequence], weights: Se
         loss_mask=loss_mask,
         advantages=torch.tensor([member.advantage for member in members]).repeat_interleave(lengths),
         token_weights=torch.where(loss_mask, token_weights, 0.0),
+        lags=torch.tensor([lag for member in members for lag in member.lags or [-1] * len(member.response_ids)]).long(),
+        sequences=torch.arange(len(members)).repeat_interleave(lengths),
+        members=chosen,
     )
 
 

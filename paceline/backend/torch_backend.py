@@ -8,38 +8,45 @@ and optimiser as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from paceline.algo.aggregation import aggregate, sequence_weights
-from paceline.algo.policy_loss import NO_TOKENS, PolicyStatistics, policy_loss
-from paceline.backend.causal_lm import (
-    load_causal_lm,
-    log_distributions,
-    longest_shared_row,
-    save_causal_lm,
-    token_entropies,
-    token_logprobs,
-)
-from paceline.backend.packing import MicroBatch, Row, collate, plan_micro_batches, plan_rows
+from paceline.algo.aggregation import sequence_weights
+from paceline.algo.token_statistics import TokenSums
+from paceline.backend.causal_lm import load_causal_lm, save_causal_lm
+from paceline.backend.causal_policy import CausalPolicy
+from paceline.backend.correction_pass import CorrectionPass
+from paceline.backend.packing import MicroBatch, collate, plan_micro_batches, plan_rows
+from paceline.backend.token_loss import BatchLoss
 from paceline.backend.training_state import load_training_state, save_training_state
 from paceline.core.sample import TrainBatch, TrainSequence
 from paceline.core.sections.actor import ActorConfig
+from paceline.core.sections.algorithm import RolloutCorrectionConfig
 from paceline.weights.named_tensors import collect
+
+BYPASS: Final = RolloutCorrectionConfig()
+DTYPES: Final[Mapping[str, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchBackend:
     """Implements `core.ports.TrainBackend`. The thread count of the process is its owner's affair."""
 
-    def __init__(self, *, model_path: str, actor: ActorConfig, seed: int) -> None:
+    def __init__(
+        self, *, model_path: str, actor: ActorConfig, seed: int, correction: RolloutCorrectionConfig = BYPASS
+    ) -> None:
         torch.manual_seed(seed)
         self._actor = actor
         self._model_path = model_path
         self._model = load_causal_lm(model_path)
-        self._longest_shared_row = longest_shared_row(self._model)
+        self._policy = CausalPolicy(self._model)
+        frozen_type = DTYPES[actor.reference_dtype]
+        self._loss = BatchLoss(actor, correction, self._policy.frozen(frozen_type) if actor.use_kl_loss else None)
+        self._correction = CorrectionPass(self._policy, correction, frozen_type)
+        self._longest_shared_row = self._policy.longest_shared_row()
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         for parameter in self._parameters:
             # Zero and not None: a batch whose advantages are all 0 is a step like any other, with its momentum.
@@ -61,21 +68,22 @@ class TorchBackend:
         Raises:
             ValueError: lists of a sequence differ in length, or its prompt is empty.
         """
-        sequences = batch.sequences
-        for index, sequence in enumerate(sequences):
+        for index, sequence in enumerate(batch.sequences):
             _check(index, sequence)
+        corrected = self._correction.run(batch, self._micro_batches)
+        sequences, proximal = corrected.sequences, corrected.proximal
+        totals = _Totals(self._loss, corrected.rejected)
         loss_tokens = [sum(sequence.loss_mask) for sequence in sequences]
-        totals = _Totals()
         if not any(loss_tokens):
             return totals.metrics() | self._no_step()
-        weights = sequence_weights(loss_tokens, self._actor.loss_agg_mode)
+        weights = sequence_weights(loss_tokens, self._actor.loss_agg_mode, self._actor.loss_scale_factor)
         learning, watched = self._divide(sequences, loss_tokens)
         self._optimizer.zero_grad(set_to_none=False)
-        for rows in self._plan(sequences, learning):
-            self._forward(collate(rows, sequences, weights), batch.temperature, totals).backward()  # type: ignore[no-untyped-call]
+        for micro in self._micro_batches(sequences, learning, weights):
+            self._forward(micro, proximal, batch.temperature, totals).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            for rows in self._plan(sequences, watched):
-                self._forward(collate(rows, sequences, weights), batch.temperature, totals)
+            for micro in self._micro_batches(sequences, watched, weights):
+                self._forward(micro, proximal, batch.temperature, totals)
         return totals.metrics() | self._step()
 
     def named_tensors(self) -> Sequence[tuple[str, Tensor]]:
@@ -91,51 +99,42 @@ class TorchBackend:
         return save_training_state(self._model, self._optimizer, self._steps, Path(directory))
 
     def load_state(self, directory: str) -> None:
-        """Go on, bit for bit, from what `save_state` wrote.
+        """Go on, bit for bit, from what `save_state` wrote; a proximal policy begins anew with the next window.
 
         Raises:
             CheckpointError: it is of another model; nothing has changed.
         """
         self._steps = load_training_state(self._model, self._optimizer, Path(directory))
+        self._correction.forget()
 
     def _divide(self, sequences: Sequence[TrainSequence], loss_tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """Indices of the sequences that have a gradient, and of those that are computed for the metrics alone.
 
-        A group with equal rewards has advantage 0 throughout: without an entropy bonus its gradient is exactly 0, and
-        the backward pass, two thirds of the cost, is saved.
+        A group with equal rewards has advantage 0 throughout: without an entropy bonus and a KL term its gradient is
+        exactly 0, and the backward pass, two thirds of the cost, is saved.
         """
         counted = [index for index, tokens in enumerate(loss_tokens) if tokens]
-        if self._actor.entropy_coeff > 0:
+        if self._actor.entropy_coeff > 0 or self._actor.use_kl_loss:
             return counted, []
         return (
             [index for index in counted if sequences[index].advantage != 0.0],
             [index for index in counted if sequences[index].advantage == 0.0],
         )
 
-    def _plan(self, sequences: Sequence[TrainSequence], chosen: Sequence[int]) -> list[list[Row]]:
+    def _micro_batches(
+        self, sequences: Sequence[TrainSequence], chosen: Sequence[int], weights: Sequence[float]
+    ) -> Iterable[MicroBatch]:
         rows = plan_rows(sequences, chosen, self._longest_shared_row)
-        return plan_micro_batches(rows, self._actor.ppo_micro_batch_tokens)
+        for micro in plan_micro_batches(rows, self._actor.ppo_micro_batch_tokens):
+            yield collate(micro, sequences, weights)
 
-    def _forward(self, micro: MicroBatch, temperature: float, totals: _Totals) -> Tensor:
+    def _forward(
+        self, micro: MicroBatch, proximal: Sequence[Tensor] | None, temperature: float, totals: _Totals
+    ) -> Tensor:
         """This micro-batch's share of the loss, a scalar; adds its share of the metrics to `totals`."""
-        actor = self._actor
-        log_distribution, which = log_distributions(self._model, micro, temperature)
-        per_token, statistics = policy_loss(
-            token_logprobs(log_distribution, which, micro.targets),
-            micro.rollout_logprobs,
-            micro.advantages,
-            micro.loss_mask,
-            clip_low=actor.clip_ratio_low,
-            clip_high=actor.clip_ratio_high,
-        )
-        loss = aggregate(per_token, micro.token_weights)
-        pg_loss = loss.item()
-        if actor.entropy_coeff > 0:
-            entropies = token_entropies(log_distribution, which)
-            loss = loss - actor.entropy_coeff * aggregate(entropies, micro.token_weights)
-        else:
-            entropies = token_entropies(log_distribution.detach(), which)
-        totals.add(statistics, pg_loss, float(entropies.detach()[micro.loss_mask].sum()))
+        old = None if proximal is None else torch.cat([proximal[index] for index in micro.members])
+        loss, shares, sums = self._loss.of(micro, self._policy.distributions(micro, temperature), old, temperature)
+        totals.add(shares, sums)
         return loss
 
     def _step(self) -> dict[str, float]:
@@ -171,24 +170,21 @@ class TorchBackend:
 class _Totals:
     """Sums over the micro-batches of one update."""
 
-    def __init__(self) -> None:
-        self._statistics = NO_TOKENS
-        self._pg_loss = 0.0
-        self._entropy = 0.0
+    def __init__(self, loss: BatchLoss, rejected: float) -> None:
+        self._shares, self._sums = loss.nothing()
+        self._rejected = rejected
 
-    def add(self, statistics: PolicyStatistics, pg_loss: float, entropy: float) -> None:
-        """`pg_loss` is the micro-batch's share of the batch's loss, `entropy` a sum over its tokens in the loss."""
-        self._statistics = self._statistics.plus(statistics)
-        self._pg_loss += pg_loss
-        self._entropy += entropy
+    def add(self, shares: Mapping[str, float], sums: TokenSums) -> None:
+        """`shares` are the micro-batch's parts of figures of the whole batch."""
+        self._shares = {name: self._shares[name] + share for name, share in shares.items()}
+        self._sums = self._sums.plus(sums)
 
     def metrics(self) -> dict[str, float]:
-        tokens = self._statistics.tokens
         return {
-            "actor/pg_loss": self._pg_loss,
-            "actor/entropy": self._entropy / max(tokens, 1.0),
-            "actor/loss_tokens": tokens,
-            **self._statistics.metrics(),
+            **self._shares,
+            "actor/loss_tokens": self._sums.tokens,
+            "rollout_corr/rollout_rs_masked_fraction": self._rejected,
+            **self._sums.metrics(),
         }
 
 

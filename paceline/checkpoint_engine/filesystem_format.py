@@ -2,11 +2,13 @@
 
     <root>/paceline-weights.json            stamp: this directory belongs to weight versions
     <root>/<life>.<n>/weights-00001-of-00002.safetensors, ...
+    <root>/<life>.<n>/delta.bin             where there is one: `weights.delta`, against an earlier version
     <root>/<life>.<n>/manifest.json         `StoredManifest`
     <root>/<life>.<n>/COMPLETE              `Marker`, written last: without it there is no version
 
-A shard holds consecutive tensors of the manifest. Its header is a function of the manifest, so a reader compares bytes
-and parses no header; every byte of a version is covered by the marker. JSON is accepted in one spelling only: what
+A version has shards (kind `full`), a delta (kind `delta`), or both (kind `full`). A shard holds consecutive tensors of
+the manifest. Its header is a function of the manifest, so a reader compares bytes and parses no header; every byte of a
+version is covered by the marker. JSON is accepted in one spelling only: what
 decodes must encode to the same bytes, which rules out double keys, blanks and unknown fields.
 """
 
@@ -26,7 +28,10 @@ from paceline.weights.dtypes import dtype_of
 from paceline.weights.layout import check_manifest, plan_layout
 from paceline.weights.tree_digest import root_digest
 
+DELTA_NAME = "delta.bin"
 MAX_MARKER_BYTES = 4096
+# A delta is at most as long as the full version, or, of a tiny model, as its own header.
+LEAST_DELTA_BYTES = 1 << 16
 MAX_MANIFEST_BYTES = 128 << 20
 # Keeps a shard's header below the 100 MB that safetensors accepts, at the longest names.
 MAX_SHARD_TENSORS = 2000
@@ -68,7 +73,7 @@ class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StoredManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every tensor of `weights` has its digest. `weights.address` is "": a root may be reached under other URLs. `kind`
-    is `full` exactly when `weights.base_version` is None.
+    is `delta` when the version can be read by its delta alone; then there are no shards.
     """
 
     format: Format
@@ -153,10 +158,12 @@ def decode_stored(data: bytes, marker: Marker, what: str) -> StoredManifest:
     stored = decode_exact(data, StoredManifest, what)
     weights = stored.weights
     check_manifest(weights, weights.total_bytes)
-    if stored.kind != "full" or weights.base_version is not None:
-        raise SyncError(f"{what} is a delta against version {weights.base_version}; only full versions can be read")
+    if stored.kind == "delta" and (weights.delta is None or stored.shards):
+        raise SyncError(f"{what} says that it is a delta, but has none or shards as well")
     _check_layout(weights, what)
-    _check_shards(stored, what)
+    _check_delta(weights, what)
+    if stored.kind == "full":
+        _check_shards(stored, what)
     _check_digests(stored, what)
     return stored
 
@@ -182,6 +189,16 @@ def _check_layout(weights: WeightManifest, what: str) -> None:
     offsets = [meta.offset for meta in weights.tensors]
     if weights.total_bytes != total_bytes or offsets != [meta.offset for meta in planned]:
         raise SyncError(f"{what} does not lay its tensors out one after the other in {total_bytes} bytes")
+
+
+def _check_delta(weights: WeightManifest, what: str) -> None:
+    delta = weights.delta
+    if delta is None:
+        return
+    if not 0 <= delta.base_version < weights.version or (delta.arena_id, delta.offset) != (weights.arena_id, 0):
+        raise SyncError(f"{what} has a delta against version {delta.base_version} at {delta.arena_id!r}")
+    if not 0 < delta.nbytes <= max(weights.total_bytes, LEAST_DELTA_BYTES):
+        raise SyncError(f"{what} claims a delta of {delta.nbytes} bytes for {weights.total_bytes}")
 
 
 def _check_shards(stored: StoredManifest, what: str) -> None:

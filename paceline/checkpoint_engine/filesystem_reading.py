@@ -5,14 +5,11 @@ Bytes are read in runs of at most 16 MiB, straight to their places, and digested
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.checkpoint_engine.filesystem_format import (
     MAX_MANIFEST_BYTES,
@@ -32,8 +29,6 @@ from paceline.checkpoint_engine.filesystem_storage import (
 )
 from paceline.core.errors import DigestMismatch, SyncError
 from paceline.core.manifest import TensorMeta
-from paceline.store.capacity import check_memory
-from paceline.weights.layout import ALIGNMENT
 from paceline.weights.tree_digest import leaf_digests, tensor_digest
 
 RUN_BYTES = 16 << 20
@@ -56,9 +51,9 @@ def read_stored(reading: VersionReading, where: str) -> StoredManifest:
     Raises:
         SyncError, DigestMismatch: they cannot be right. FileNotFoundError: they are not there.
     """
-    marker_bytes = _read_small(reading, MARKER_NAME, MAX_MARKER_BYTES, where)
+    marker_bytes = read_small(reading, MARKER_NAME, MAX_MARKER_BYTES, where)
     marker = decode_exact(marker_bytes, Marker, f"{where}/{MARKER_NAME}")
-    manifest_bytes = _read_small(reading, MANIFEST_NAME, MAX_MANIFEST_BYTES, where)
+    manifest_bytes = read_small(reading, MANIFEST_NAME, MAX_MANIFEST_BYTES, where)
     if len(manifest_bytes) != marker.manifest_bytes:
         raise DigestMismatch(
             f"{where}/{MANIFEST_NAME} has {len(manifest_bytes)} bytes, its marker names {marker.manifest_bytes}"
@@ -106,44 +101,12 @@ def read_tensors(
     return {name: tensor_digest(parts) for name, parts in leaves.items()}
 
 
-class Buffers:
-    """Memory to read into. What no tensor refers to any more is handed out again: touching a fresh page costs several
-    times as much as filling a warm one. At most one buffer waits for its next use.
+def read_small(reading: VersionReading, name: str, limit: int, where: str) -> bytes:
+    """A whole file of at most `limit` bytes.
+
+    Raises:
+        SyncError: it is larger. FileNotFoundError: it is not there.
     """
-
-    def __init__(self) -> None:
-        self._spare: list[NDArray[np.uint8]] = []
-        self._closed = False
-
-    def take(self, nbytes: int, what: str) -> torch.Tensor:
-        """Uninitialised bytes (uint8) whose start is aligned like an arena.
-
-        Raises:
-            CapacityError: there is no memory for `what`.
-        """
-        size = nbytes + ALIGNMENT
-        raw = self._spare.pop() if self._spare else None
-        if raw is None or len(raw) != size:
-            del raw  # before the memory is counted
-            check_memory(nbytes, what)
-            raw = np.empty(size, dtype=np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        lent = raw[start : start + nbytes]
-        # Tensors refer to `lent`, and it alone goes when the last of them goes.
-        weakref.finalize(lent, self._take_back, raw)
-        return torch.from_numpy(lent)
-
-    def close(self) -> None:
-        """Keep nothing any more."""
-        self._closed = True
-        self._spare.clear()
-
-    def _take_back(self, raw: NDArray[np.uint8]) -> None:
-        if not self._closed and not self._spare:
-            self._spare.append(raw)
-
-
-def _read_small(reading: VersionReading, name: str, limit: int, where: str) -> bytes:
     with reading.open(name) as file:
         if file.size > limit:
             raise SyncError(f"{where}/{name} has {file.size} bytes, at most {limit} are accepted")

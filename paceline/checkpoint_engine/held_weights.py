@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from paceline.core.errors import SyncError
 from paceline.core.manifest import WeightManifest
+from paceline.core.weight_ports import StagedChange
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A version that was made of `base_version` and `nbytes` of deltas."""
+
+    base_version: int
+    nbytes: int
 
 
 class HeldWeights:
     """Implements `core.ports.StagedWeights`.
 
     `on_release` runs once, after the tensors are let go; None: their memory is all there is to free. `digest_by`
-    names who took the digest, where that may be another than the holder.
+    names who took the digest, where that may be another than the holder. Where not the full version was taken,
+    `taken` says what was; `change` is for engines that own their memory.
     """
 
     def __init__(
@@ -24,12 +35,16 @@ class HeldWeights:
         digest: str,
         on_release: Callable[[], None] | None = None,
         digest_by: str = "",
+        taken: Taken | None = None,
+        change: StagedChange | None = None,
     ) -> None:
         self._manifest = manifest
         self._tensors = tensors
         self._digest = digest
         self._on_release = on_release
         self._held = True
+        self._taken = taken
+        self._change = change
         self.digest_by = digest_by
 
     @property
@@ -57,6 +72,21 @@ class HeldWeights:
     def digest(self) -> str:
         """Hex digest that was computed over the staged bytes; "" when verification is off."""
         return self._digest
+
+    @property
+    def taken_bytes(self) -> int:
+        """What was taken from the published version."""
+        return self._manifest.total_bytes if self._taken is None else self._taken.nbytes
+
+    @property
+    def base_version(self) -> int | None:
+        """The version that a delta was applied to."""
+        return None if self._taken is None else self._taken.base_version
+
+    @property
+    def change(self) -> StagedChange | None:
+        """How an engine that holds the base in memory of its own gets here."""
+        return self._change
 
     def release(self) -> None:
         """Idempotent. Memory and lease are free once no tensor of this version is referenced any more."""

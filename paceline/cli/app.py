@@ -41,7 +41,7 @@ def build_app(command_wall: float) -> typer.Typer:
                 metavar="KEY.SUB=VALUE",
                 show_default=False,
                 help="Values of the configuration, for example trainer.seed=1 or actor.optim.lr=1e-4; the last one "
-                "of a key counts. All keys with their values are in the config.yaml of a run.",
+                "of a key counts. `paceline config` lists all keys.",
             ),
         ] = None,
         config: Annotated[
@@ -53,6 +53,25 @@ def build_app(command_wall: float) -> typer.Typer:
 
         return run(config, overrides or [], command_wall)
 
+    _add_looks(app)
+    return app
+
+
+def _add_looks(app: typer.Typer) -> None:
+    """Commands that look at a configuration, a run or a reward function, and start no run."""
+
+    @app.command("config")
+    def show_config(
+        pattern: Annotated[
+            list[str] | None,
+            typer.Argument(metavar="WORD", show_default=False, help="Only keys whose lines hold all these words."),
+        ] = None,
+    ) -> int:
+        """List the keys of the configuration: default, type and meaning."""
+        from paceline.cli.config_command import show_config as run
+
+        return run(pattern or [])
+
     @app.command()
     def report(run_dir: Path) -> int:
         """Show the summary of a run, folded again from its event log."""
@@ -60,14 +79,29 @@ def build_app(command_wall: float) -> typer.Typer:
 
         return run(run_dir)
 
+    @app.command("check-reward")
+    def check_reward(
+        function: Annotated[
+            str, typer.Argument(metavar="FILE", help="A Python file with compute_score, or math_verify, reasoning_gym.")
+        ],
+        data: Annotated[list[str], typer.Option(metavar="FILE", help="What data.train_files would name; repeatable.")],
+        rows: Annotated[int, typer.Option("-n", min=1, help="Rows to try, drawn from all.")] = 50,
+        name: Annotated[str, typer.Option(help="Name of the function in the file.")] = "compute_score",
+        kwargs: Annotated[str, typer.Option(metavar="JSON", help="reward.reward_kwargs, as a JSON object.")] = "{}",
+        timeout: Annotated[float, typer.Option(min=0.01, help="reward.timeout_seconds.")] = 30.0,
+        prompt_key: Annotated[str, typer.Option(help="data.prompt_key.")] = "prompt",
+    ) -> int:
+        """Score real rows with their own ground truths, time it, and find rows that hang, raise or give no number."""
+        from paceline.cli.check_reward_command import check_reward as run
+
+        return run(function, data, rows=rows, name=name, kwargs=kwargs, timeout=timeout, prompt_key=prompt_key)
+
     @app.command()
     def verify(run_dir: Path) -> int:
         """Hash, from outside, what the replicas of a live run serve, and compare it with what was published."""
         from paceline.cli.verify_command import verify as run
 
         return run(run_dir)
-
-    return app
 
 
 def _build_bench() -> typer.Typer:
@@ -101,8 +135,10 @@ def _build_bench() -> typer.Typer:
         json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures there too.")] = None,
         gib: Annotated[float, typer.Option(help="Size of the model in GiB of bfloat16.")] = 1.0,
         replicas: Annotated[str, typer.Option(metavar="N,N", help="Numbers of replicas.")] = "1,2,4,8",
-        engines: Annotated[str, typer.Option(help="Checkpoint engines.")] = "shared_memory",
-        modes: Annotated[str, typer.Option(help="What is sent: full.")] = "full",
+        engines: Annotated[
+            str, typer.Option(metavar="NAMES", help="shared_memory, filesystem, ray_object.")
+        ] = "shared_memory",
+        modes: Annotated[str, typer.Option(metavar="NAMES", help="What is sent: full, delta.")] = "full",
         apply: Annotated[str, typer.Option(help="How replicas take weights: mapped, copied.")] = "mapped,copied",
         peers: Annotated[str, typer.Option(help="all, none, or names.")] = "all",
         rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 5,

@@ -15,28 +15,28 @@ import sys
 import tempfile
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import msgspec
 
-from paceline.cli.sync_bench.messages import Apply
+from paceline.cli.sync_bench.messages import Apply, Engine, Mode
 from paceline.core.errors import ConfigError
 from paceline.runtime.process_guard import ProcessGuard
 from paceline.store.capacity import check_memory
 
 if TYPE_CHECKING:
-    from paceline.cli.sync_bench.figures import Machine, PeerRow, SyncRow
+    from paceline.cli.sync_bench.figures import Machine, PeerRow, SyncRow, Way
     from paceline.cli.sync_bench.measurement import Measured, MeasurementPlan
 
-ENGINES = ("shared_memory",)
-MODES = ("full",)
 CLEAN_UP_SECONDS = 20.0
 # What a process has beside weights: interpreter and torch.
 _PROCESS_BYTES = 150 << 20
 _SHARED_MEMORY = Path("/dev/shm")
+T = TypeVar("T", bound=str)
 _HEADER = (
     f"{'engine':<14} {'mode':<5} {'apply':<7} {'N':>2} {'seconds':>8} {'of memcpy':>9} {'x first':>7} "
-    f"{'pause p50':>10} {'p99':>9} {'p99+step':>9} {'of sync':>8} {'verify':>7} {'guard':>6} {'moved':>9} {'memory':>9}"
+    f"{'pause p50':>10} {'p99':>9} {'p99+step':>9} {'of sync':>8} {'verify':>7} {'guard':>6} {'moved':>11} "
+    f"{'memory':>9}"
 )
 
 
@@ -65,15 +65,13 @@ def run(
         plan = MeasurementPlan(
             gib=gib,
             replicas=_counts(replicas),
-            applies=_applies(apply),
+            ways=_ways(engines, modes, apply),
             peers=_peers(peers),
             rounds=_at_least_one(rounds),
             threads=min(2, len(os.sched_getaffinity(0))),
             home=home,
             in_memory=in_memory,
         )
-        _only(engines, ENGINES, "--engines")
-        _only(modes, MODES, "--modes")
         model_bytes = shapes_of(gib).nbytes
         _check_room(plan, model_bytes)
         guard = ProcessGuard.start([home, in_memory])
@@ -119,7 +117,7 @@ def _print_row(row: SyncRow | PeerRow) -> None:
             f"{row.ratio_to_memcpy:>9.2f} {row.times_first:>7.2f} {row.pause_seconds_p50 * 1e3:>7.2f} ms "
             f"{row.pause_seconds_p99 * 1e3:>6.2f} ms {row.pause_with_first_step_p99 * 1e3:>6.2f} ms "
             f"{row.pause_to_sync:>8.2%} {row.verify_share:>7.0%} {row.guard_share:>6.0%} "
-            f"{row.bytes_moved / (1 << 30):>5.2f} GiB {row.peak_bytes / (1 << 30):>5.2f} GiB",
+            f"{row.bytes_moved / (1 << 20):>7.1f} MiB {row.peak_bytes / (1 << 30):>5.2f} GiB",
             flush=True,
         )
         return
@@ -140,12 +138,29 @@ def _counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def _applies(text: str) -> tuple[Apply, ...]:
-    known: tuple[Apply, ...] = get_args(Apply)
+def _ways(engines: str, modes: str, applies: str) -> tuple[Way, ...]:
+    """Every engine in every mode with every way to apply, but for the one that is no other than the full mode."""
+    from paceline.cli.sync_bench.figures import Way
+
+    ways = tuple(
+        Way(engine, mode, apply)
+        for engine in _chosen(engines, get_args(Engine), "--engines")
+        for mode in _chosen(modes, get_args(Mode), "--modes")
+        for apply in _chosen(applies, get_args(Apply), "--apply")
+        if (engine, mode, apply) != ("shared_memory", "delta", "mapped")
+    )
+    if not ways:
+        raise ConfigError("--modes: shared_memory has no delta for mapped replicas, to which nothing is copied")
+    return ways
+
+
+def _chosen(text: str, known: tuple[T, ...], option: str) -> tuple[T, ...]:
+    """Those of the known names that an option names, in the order of the known."""
     chosen = {part.strip() for part in text.split(",")}
-    if not chosen or not chosen <= set(known):
-        raise ConfigError(f"--apply: {text!r} is not a choice of {', '.join(known)}")
-    return tuple(apply for apply in known if apply in chosen)
+    unknown = sorted(chosen - set(known))
+    if unknown:
+        raise ConfigError(f"{option}: {', '.join(unknown)} is not a choice of {', '.join(map(str, known))}")
+    return tuple(name for name in known if name in chosen)
 
 
 def _peers(text: str) -> tuple[str, ...]:
@@ -160,21 +175,23 @@ def _at_least_one(rounds: int) -> int:
     return rounds
 
 
-def _only(text: str, known: tuple[str, ...], option: str) -> None:
-    """What can be measured so far; refuses the rest by name."""
-    unknown = [part for part in text.split(",") if part.strip() not in known]
-    if unknown:
-        raise ConfigError(f"{option}: {', '.join(unknown)} cannot be measured; there is {', '.join(known)}")
-
-
 def _check_room(plan: MeasurementPlan, model_bytes: int) -> None:
-    """The trainer's weights and two arenas, what replicas own, and one peer beside that at its largest."""
+    """What the largest session takes, and beside the first one a peer at its largest."""
     most = max(plan.replicas)
-    engine = 3 * model_bytes + (1 + most) * _PROCESS_BYTES
-    copied = engine + most * model_bytes if "copied" in plan.applies else 0
     beside = (3 + plan.peer_replicas) * model_bytes + (2 + plan.peer_replicas) * _PROCESS_BYTES if plan.peers else 0
-    base = copied if plan.applies[0] == "copied" else engine
-    check_memory(max(copied, base + beside), "trainer, arenas, replicas and peers")
+    sessions = [_copies(way, most) * model_bytes + (1 + most) * _PROCESS_BYTES for way in plan.ways]
+    check_memory(int(max(*sessions, sessions[0] + beside)), "trainer, versions, replicas and peers")
+
+
+def _copies(way: Way, replicas: int) -> float:
+    """How many models a session holds: the trainer's, the versions on the way, and what each replica owns."""
+    own = 1.0 if way.apply == "copied" else 0.0
+    if way.engine == "shared_memory":
+        return 3 + replicas * own + (0.25 if way.mode == "delta" else 0)
+    between = 2.0 if way.mode == "delta" else 1.0  # snapshots of the trainer
+    if way.engine == "ray_object" and way.mode == "full":
+        return 1 + between + 2.5 + replicas * own
+    return 1 + between + 3 + replicas * (2 + own)
 
 
 def _machine(measured: Measured) -> Machine:

@@ -19,7 +19,10 @@ from paceline.runtime.stop_signal import StopRequested, raise_stop_signals
 REFUSED = 2
 FAILED = 1
 SIGNALLED = 128
-OF_THE_TRAIN_EXTRA = ("omegaconf", "ray", "rich", "tensorboard", "tokenizers", "transformers", "typer", "yaml")
+OF_THE_TRAIN_EXTRA = (
+    *("jinja2", "omegaconf", "pyarrow", "ray", "reasoning_gym", "rich"),
+    *("tensorboard", "tokenizers", "transformers", "typer", "yaml"),
+)
 
 
 def entry_point() -> None:

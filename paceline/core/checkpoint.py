@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.commands import ValidationResult
 from paceline.core.config import Config
 from paceline.core.sample import Completion, Prompt, Sample
 from paceline.core.version import Lineage, Version
@@ -47,8 +48,8 @@ class JournalledSequence(msgspec.Struct, frozen=True):
 
 
 class OpenGroup(msgspec.Struct, array_like=True):
-    """A sample in flight: its finished responses (None: not yet), what the others were issued with, and how many
-    replicas it has lost.
+    """A sample in flight: its finished responses (None: not yet), what the others were issued with, how many replicas
+    it has lost, and the indices of responses that cannot be made.
     """
 
     sample_id: str
@@ -56,6 +57,7 @@ class OpenGroup(msgspec.Struct, array_like=True):
     completions: list[Completion | None]
     carried: list[Partial | None]
     losses: int
+    given_up: list[int] = msgspec.field(default_factory=list)
 
 
 class RollouterSnapshot(msgspec.Struct):
@@ -93,7 +95,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True):
 
     A life that goes on from here pushes these weights under the same n, so that an interruption adds to no token's lag:
     the uninterrupted trainer would stand at n too. `sampling` has the settings that must be the same when the run goes
-    on; `lineage` is that of `life`.
+    on; `lineage` is that of `life`. `validation` is the newest result that the trainer of this life has had.
     """
 
     format: int
@@ -108,6 +110,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True):
     dropped: int
     open_ids: list[str]
     sampling: dict[str, Any]
+    validation: ValidationResult | None = None
 
     def lineage_of(self, life: int, siblings: Sequence[int]) -> Lineage:
         """Lineage of a life that goes on from here; `siblings` did so before it."""
@@ -119,6 +122,10 @@ def sampling_settings(config: Config) -> dict[str, Any]:
     """The settings that decide what a sample is and how many make an update; a run cannot go on under others."""
     return {
         "model.path": config.model.path,
+        "data.train_files": list(config.data.train_files),
+        "data.prompt_key": config.data.prompt_key,
+        "data.truncation": config.data.truncation,
+        "data.apply_chat_template_kwargs": config.data.apply_chat_template_kwargs,
         "data.seed": config.data.seed,
         "data.max_prompt_length": config.data.max_prompt_length,
         "data.max_response_length": config.data.max_response_length,

@@ -20,10 +20,12 @@ from paceline.core.sections.async_training import AsyncTrainingConfig
 from paceline.core.sections.checkpoint_engine import CheckpointEngineConfig
 from paceline.core.sections.data import DataConfig
 from paceline.core.sections.model import ModelConfig
+from paceline.core.sections.ray import RayConfig
 from paceline.core.sections.reward import RewardConfig
 from paceline.core.sections.rollout import RolloutConfig
 from paceline.core.sections.section import Section
 from paceline.core.sections.trainer import TrainerConfig
+from paceline.core.verl_keys import verl_hint
 from paceline.core.version import max_required_samples
 
 
@@ -39,6 +41,7 @@ class Config(Section):
     async_training: AsyncTrainingConfig = Field(default_factory=AsyncTrainingConfig)
     checkpoint_engine: CheckpointEngineConfig = Field(default_factory=CheckpointEngineConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    ray: RayConfig = Field(default_factory=RayConfig)
 
     @property
     def required_samples(self) -> int:
@@ -71,12 +74,17 @@ class Config(Section):
 
     @property
     def weight_copies(self) -> int:
-        """Copies of the weights in a node's memory: shared by all replicas (and with `ray_object` one that the trainer
-        fills), or as many in each.
+        """Copies of the weights in a node's memory: shared by all replicas, or as many in each; where they are sent
+        elsewhere, also those that the trainer fills, and with deltas two in each replica, which builds versions there.
         """
-        if self.checkpoint_engine.backend == "filesystem":
-            return self.arenas * self.rollout.num_replicas
-        return self.arenas + (1 if self.checkpoint_engine.backend == "ray_object" else 0)
+        engine = self.checkpoint_engine
+        if engine.backend == "shared_memory":
+            return self.arenas
+        filled = 1 if engine.mode == "full" else 2  # a delta needs its base
+        if engine.backend == "filesystem":
+            validators = 1 if self.async_training.use_trainer_do_validate else 0
+            return filled + self.arenas * self.rollout.num_replicas + validators
+        return self.arenas + filled + (0 if engine.mode == "full" else 2 * self.rollout.num_replicas)
 
     @model_validator(mode="after")
     def _whole(self) -> Config:
@@ -89,6 +97,12 @@ class Config(Section):
             raise ValueError(
                 f"rollout.max_model_len={self.max_model_len} leaves no room for a response after "
                 f"data.max_prompt_length={self.data.max_prompt_length}"
+            )
+        overlong = self.reward.overlong_buffer
+        if overlong.enable and overlong.len > self.data.max_response_length:
+            raise ValueError(
+                f"reward.overlong_buffer.len={overlong.len} is more than "
+                f"data.max_response_length={self.data.max_response_length}"
             )
         if self.rollout.n == 1 and self.algorithm.adv_estimator in ("grpo", "rloo"):
             raise ValueError(
@@ -104,6 +118,11 @@ class Config(Section):
             raise ValueError(
                 "checkpoint_engine.backend=filesystem needs a place: set checkpoint_engine.engine_kwargs.filesystem.url"
             )
+        if self.rollout.name == "vllm" and engine.backend == "ray_object":
+            raise ValueError(
+                "checkpoint_engine.backend=ray_object does not reach the workers of rollout.name=vllm: use "
+                "shared_memory (on the trainer's node) or filesystem"
+            )
         nodes = self.rollout.nnodes
         if nodes > 1 and engine.backend == "shared_memory":
             raise ValueError(
@@ -115,6 +134,10 @@ class Config(Section):
         return self
 
 
+# Their values are mappings of the user's own.
+OPEN_KEYS = ("data.apply_chat_template_kwargs", "reward.reward_kwargs", "rollout.engine_kwargs.vllm")
+
+
 def known_keys() -> dict[str, Any]:
     """Every dotted key with its default, in order."""
     return _flatten(Config().model_dump(), "")
@@ -124,7 +147,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key not in OPEN_KEYS:
             flat.update(_flatten(value, f"{key}."))
         else:
             flat[key] = value
@@ -151,9 +174,17 @@ def build_config(tree: Mapping[str, Any]) -> Config:
         raise ConfigError(f"{where + ': ' if where else ''}{what[:1].lower() + what[1:]}{got}") from error
 
 
-def _unknown_key(key: str) -> str:
+def near_keys(key: str) -> list[str]:
+    """Known keys that `key` may have been meant to be, the nearest first."""
     keys = list(known_keys())
     same_name = [known for known in keys if known.endswith("." + key.rsplit(".", maxsplit=1)[-1])]
-    near = get_close_matches(key, keys, n=1, cutoff=0.5) or same_name[:1]
+    return get_close_matches(key, keys, n=3, cutoff=0.5) or same_name[:1]
+
+
+def _unknown_key(key: str) -> str:
+    migrated = verl_hint(key)
+    if migrated is not None:
+        return f"unknown key {key}; {migrated}"
+    near = near_keys(key)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown key {key}{hint}"

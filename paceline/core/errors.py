@@ -15,6 +15,7 @@
     |-- QueueClosed                 the queue has ended and is drained: end of data, not a failure
     |-- ProducerFailed              the producer of samples failed; carries its message
     |-- CheckpointError             a checkpoint could not be written, or is torn, truncated or foreign
+    |-- PromptError                 a row of a data set cannot become a prompt; `prompt_id` names it
     |-- RewardError                 a reward function failed for one sample
     `-- RunInterrupted              the run was asked to stop (Ctrl-C, SIGTERM)
 
@@ -97,6 +98,15 @@ class ProducerFailed(PacelineError):
 
 class CheckpointError(PacelineError):
     """A checkpoint could not be written, or cannot be used; the message says which and why."""
+
+
+class PromptError(PacelineError):
+    """A row that cannot become a prompt; `args[1]` is the prompt's id, the message names file and row."""
+
+    @property
+    def prompt_id(self) -> str:
+        """Id that the prompt would have had."""
+        return str(self.args[1]) if len(self.args) > 1 else "unknown"
 
 
 class RewardError(PacelineError):

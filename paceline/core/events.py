@@ -115,6 +115,14 @@ class SampleFailed(Event, frozen=True, tag="sample.failed"):
     error: str
 
 
+class GroupReduced(Event, frozen=True, tag="group.reduced"):
+    """This sample goes on with its surviving responses: `lacking` of them could not be made, for this reason."""
+
+    sample_id: str
+    lacking: int
+    reason: str
+
+
 class SampleShown(Event, frozen=True, tag="sample.shown"):
     """One response for a person to look at."""
 
@@ -173,7 +181,9 @@ class SyncConfirmed(Event, frozen=True, tag="sync.confirmed"):
 
 
 class SyncCompleted(Event, frozen=True, tag="sync.completed"):
-    """Every READY replica is confirmed or fenced; the version is published."""
+    """Every READY replica is confirmed or fenced; the version is announced. `bytes` is the most that one replica took;
+    the rest is as in `core.commands.SyncReport`.
+    """
 
     version: int
     mode: Literal["full", "delta"]
@@ -183,6 +193,10 @@ class SyncCompleted(Event, frozen=True, tag="sync.completed"):
     pauses: dict[str, float]
     fenced: list[str]
     verified: bool
+    base_version: int | None = None
+    full_bytes: int = 0
+    changed_share: float | None = None
+    encode_seconds: float = 0.0
 
 
 class SyncSkipped(Event, frozen=True, tag="sync.skipped"):
@@ -247,26 +261,43 @@ class AdmissionLevel(Event, frozen=True, tag="admission.level"):
 
 
 class PromptRefused(Event, frozen=True, tag="prompt.refused"):
-    """This prompt is longer than allowed (both in tokens); it is not sent and another one takes its place."""
+    """This prompt is longer than allowed (both in tokens), or its row cannot be used: `reason` says so. It is not sent
+    and another one takes its place.
+    """
 
     prompt_id: str
     tokens: int
     allowed: int
+    reason: str = ""
 
 
 class ResponsesAborted(Event, frozen=True, tag="responses.aborted"):
-    """These requests were taken from a replica before they were finished, for a named reason; they are issued again."""
+    """These requests were taken from a replica before they were finished, for a named reason. They are issued again,
+    unless their sample has ended.
+    """
 
     replica: str
     requests: list[str]
     reason: str
 
 
+class ForeignRequestsMixed(Event, frozen=True, tag="server.foreign_mixed"):
+    """So many requests of others on a replica's server did not end in time before a swap: their answers are of two
+    versions.
+    """
+
+    replica: str
+    requests: int
+
+
 class ZombiesRefused(Event, frozen=True, tag="zombies.refused"):
-    """A replica delivered so many responses that nobody waits for any more: others have been asked for them."""
+    """A replica delivered so many responses, or confirmations of a version, that nobody waits for any more: others have
+    been asked for them, or it is not the process that goes by this name now.
+    """
 
     replica: str
     completions: int
+    confirmations: int = 0
 
 
 class ValidationStarted(Event, frozen=True, tag="validation.started"):
@@ -277,7 +308,10 @@ class ValidationStarted(Event, frozen=True, tag="validation.started"):
 
 
 class ValidationFinished(Event, frozen=True, tag="validation.finished"):
-    """Result of the validation of this version; `step` is the trainer's step that made it."""
+    """Result of the validation of this version; `step` is the trainer's step that made it. `by_trainer` of the responses
+    were made on the trainer's side; where it failed, `trainer_error` says why and the replicas did its share.
+    `accuracy` is the mean over all responses; `metrics` has `val-core/<data_source>/acc/mean@n` and its like.
+    """
 
     version: int
     step: int
@@ -285,6 +319,9 @@ class ValidationFinished(Event, frozen=True, tag="validation.finished"):
     problems: int
     seconds: float
     response_length_mean: float
+    by_trainer: int = 0
+    trainer_error: str = ""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class ValidationSkipped(Event, frozen=True, tag="validation.skipped"):
@@ -321,6 +358,7 @@ AnyEvent = (
     | SampleTrained
     | SampleDropped
     | SampleFailed
+    | GroupReduced
     | SampleShown
     | TrainStep
     | SyncCaptured
@@ -336,6 +374,7 @@ AnyEvent = (
     | AdmissionLevel
     | PromptRefused
     | ResponsesAborted
+    | ForeignRequestsMixed
     | ZombiesRefused
     | ValidationStarted
     | ValidationFinished

@@ -6,6 +6,8 @@ overlap, bounds) before it reserves memory or reads one byte.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 MAX_TENSORS = 1_000_000
@@ -29,19 +31,56 @@ class TensorMeta(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
+class DeltaRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The delta that turns `base_version`, whose digest is `base_digest`, into the version of the manifest around it.
+
+    `nbytes` is its length; it lies at `offset` of `arena_id`, which is the version's own arena or one beside it.
+    `changed` of `elements` elements have other bits.
+
+    Example: `DeltaRecord(4, "9f..", 18234, 12001, 1_000_000, "small", "arena-1", 2_000_000)`.
+    """
+
+    base_version: int
+    base_digest: str
+    nbytes: int
+    changed: int
+    elements: int
+    level: Literal["fast", "small"]
+    arena_id: str
+    offset: int = 0
+
+
 class WeightManifest(msgspec.Struct, frozen=True):
-    """One version of the weights.
+    """One version of the weights; always the full description, whether or not there is a delta too.
 
     `aliases` maps each further name of a stored tensor (tied weights) to the stored name. `digest` is the hex root of
-    the tree digest (`weights.digest`). `base_version` is None for a full snapshot. `arena_id` names the arena that
-    holds it, `address` tells a receiver where to ask for it (for shared memory: the path of the store's socket).
+    the tree digest (`weights.digest`). `arena_id` names the arena that holds it, `address` tells a receiver where to
+    ask for it (for shared memory: the path of the store's socket). `delta` is None where there is none.
     """
 
     version: int
-    base_version: int | None
     tensors: tuple[TensorMeta, ...]
     aliases: dict[str, str]
     total_bytes: int
     digest: str
     arena_id: str
     address: str
+    delta: DeltaRecord | None = None
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """A snapshot that was taken and that nobody can ask for yet."""
+
+    version: int
+    digest: str
+    total_bytes: int
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A version that receivers can stage. `encode_seconds` is what comparing with the base and encoding took;
+    `changed_share` is the share of elements whose bits differ from the base, None where nobody compared.
+    """
+
+    manifest: WeightManifest
+    encode_seconds: float = 0.0
+    changed_share: float | None = None

@@ -17,6 +17,11 @@ class ObjectTransport(Protocol):
     `release`; reader's side: `get`, `done`. Every method may block for a moment, `get` until its deadline.
     """
 
+    @property
+    def node(self) -> str:
+        """The node of this end; processes with the same one share the bytes of an object."""
+        ...
+
     def check_room(self, needed_bytes: int) -> None:
         """Raises CapacityError (needed and free) where this node's store cannot hold so many bytes."""
         ...

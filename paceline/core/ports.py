@@ -16,6 +16,8 @@ from paceline.core.commands import (
     CaptureReport,
     ExchangeReply,
     ExchangeRequest,
+    PublishCommand,
+    PublishReport,
     QueueStatistics,
     ReplicaReport,
     StageCommand,
@@ -24,12 +26,15 @@ from paceline.core.commands import (
     SwapReport,
     SyncReport,
 )
-from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, StepTokens, TrainBatch
+from paceline.core.manifest import WeightManifest
+from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, Score, StepTokens, TrainBatch
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+
+VALIDATOR = "validator"  # role of the trainer's side of validations
 
 
 class Clock(Protocol):
@@ -154,7 +159,9 @@ class InferenceEngine(Protocol):
 class PromptSource(Protocol):
     """Prompts for training in a seeded order, without end unless the data ends; validation prompts as a list."""
 
-    def next_prompt(self) -> Prompt | None: ...
+    def next_prompt(self) -> Prompt | None:
+        """Raises PromptError: the row that came up cannot be used; the next call gives the one after it."""
+        ...
 
     def validation_prompts(self) -> Sequence[Prompt]: ...
 
@@ -164,9 +171,20 @@ class PromptSource(Protocol):
 
 
 class RewardFn(Protocol):
-    """Scores one response."""
+    """Scores one response: a number, or a number with metrics. May raise anything; it costs this response alone."""
 
-    async def score(self, prompt: Prompt, response_text: str) -> float: ...
+    async def score(self, prompt: Prompt, response_text: str) -> float | Score: ...
+
+
+class PromptRenderer(Protocol):
+    """A prompt as the model is asked it."""
+
+    def render(self, prompt: Sequence[Mapping[str, str]] | str) -> tuple[str, list[int]]:
+        """Text and token ids of a chat (messages with role and content), or of a text that is used as it is.
+
+        Raises ValueError: the model's chat template does not take this chat.
+        """
+        ...
 
 
 class TextDecoder(Protocol):
@@ -219,7 +237,13 @@ class ReplicaControl(Protocol):
 class TrainerControl(Protocol):
     """`FullyAsyncTrainer` as the synchronizer sees it."""
 
-    async def capture_weights(self, command: CaptureCommand) -> CaptureReport: ...
+    async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
+        """Take the snapshot; the optimiser is free once this returns."""
+        ...
+
+    async def publish_weights(self, command: PublishCommand) -> PublishReport:
+        """Encode and publish what was captured, beside the next step."""
+        ...
 
 
 class RolloutControl(Protocol):
@@ -267,12 +291,36 @@ class SampleSource(Protocol):
         """
         ...
 
-    async def samples_dropped(self, count: int) -> None:
-        """The trainer dropped so many samples; others are to be made in their place."""
+    async def version_captured(self, version: int, trained: int) -> None:
+        """This version (packed) is about to be captured, after `trained` samples of the surviving lineage: what the
+        trainer takes from now on counts in the version's window.
+        """
+        ...
+
+    async def samples_dropped(self, sample_ids: Sequence[str]) -> None:
+        """The trainer dropped these samples; others are to be made in their place."""
         ...
 
     async def snapshot(self) -> bytes:
         """All that is on its way here at one moment (`core.checkpoint.RollouterSnapshot`, encoded)."""
+        ...
+
+
+class SnapshotSource(Protocol):
+    """`FullyAsyncTrainer` as its side of validations sees it."""
+
+    async def captured_manifest(self, version: int) -> WeightManifest:
+        """The manifest of this captured version (packed). Raises SyncError: it is not among the newest."""
+        ...
+
+
+class TrainerSide(Protocol):
+    """The trainer's side of a validation, as the rollouter sees it."""
+
+    async def generate(
+        self, version: int, requests: Sequence[GenerationRequest], deadline_wall: float
+    ) -> list[Completion]:
+        """Responses of exactly this version (packed). Raises PacelineError: none was made; others have to do it."""
         ...
 
 
@@ -302,6 +350,14 @@ class QueueControl(Protocol):
 
     async def peek_samples(self) -> list[bytes]:
         """Everything in the queue, oldest first; nothing is taken."""
+
+    async def put_validate(self, result: bytes) -> None:
+        """Leave a validation result (`core.commands.ValidationResult`, as msgpack) for the trainer."""
+        ...
+
+    async def get_validate(self) -> bytes | None:
+        """The oldest validation result that nobody has taken, or None."""
+        ...
 
     async def update_param_version(self, version: int) -> None: ...
 

@@ -7,7 +7,9 @@ All records are msgspec structs: they cross processes as msgpack, never as pickl
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,13 +31,17 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
-    """One row of a data set, tokenised once. `prompt_id` is unique within an epoch."""
+    """One row of a data set, tokenised once. `prompt_id` is unique within an epoch and names the row.
+
+    `ground_truth` and `extra_info` are what the row has for its reward: anything that msgpack can carry.
+    """
 
     prompt_id: str
     text: str
     token_ids: tuple[int, ...]
-    ground_truth: str
+    ground_truth: Any
     data_source: str
+    extra_info: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class GenerationRequest(msgspec.Struct, array_like=True):
@@ -76,8 +82,17 @@ class StepTokens(NamedTuple):
     version: int
 
 
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """A reward, and what else its function measured of the response. Example: `Score(1.0, {"format": 1.0})`."""
+
+    value: float
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+
 class Response(msgspec.Struct, array_like=True):
-    """A scored completion. `text` is decoded for rewards and people only; it is never re-encoded (V8)."""
+    """A scored completion. `text` is decoded for rewards and people only; it is never re-encoded (V8).
+    `reward_metrics` are those of its `Score`.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
@@ -85,6 +100,7 @@ class Response(msgspec.Struct, array_like=True):
     finish_reason: FinishReason
     text: str
     reward: float
+    reward_metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Sample(msgspec.Struct, array_like=True):
@@ -97,20 +113,28 @@ class Sample(msgspec.Struct, array_like=True):
 
 
 class TrainSequence(msgspec.Struct, array_like=True):
-    """One response as the train backend needs it; `loss_mask` is 1 where a token counts in the loss."""
+    """One response as the train backend needs it; `loss_mask` is 1 where a token counts in the loss. `lags` has the
+    version lag of each token, for the metrics alone; empty where it is not known.
+    """
 
     prompt_ids: tuple[int, ...]
     response_ids: list[int]
     rollout_logprobs: list[float]
     loss_mask: list[int]
     advantage: float
+    lags: list[int] = msgspec.field(default_factory=list)
 
 
 class TrainBatch(msgspec.Struct):
-    """All sequences of one update (of `ppo_mini_batch_size * require_batches` samples)."""
+    """All sequences of one update (of `ppo_mini_batch_size * require_batches` samples).
+
+    Updates of the same `window` share their proximal policy: the weights before the first of them. None: every update
+    has its own.
+    """
 
     sequences: list[TrainSequence]
     temperature: float
+    window: int | None = None
 
 
 def encode_sample(sample: Sample) -> bytes:
@@ -121,6 +145,13 @@ def encode_sample(sample: Sample) -> bytes:
 def decode_sample(data: bytes) -> Sample:
     """Inverse of `encode_sample`; refuses anything of another shape."""
     return msgspec.msgpack.decode(data, type=Sample)
+
+
+def response_lengths(samples: Iterable[Sample]) -> dict[int, int]:
+    """Response length in tokens -> number of responses: dropping the oldest unlearns long answers, so drops are shown
+    by length.
+    """
+    return dict(Counter(len(response.token_ids) for sample in samples for response in sample.responses))
 
 
 def sample_id_of(life: int, number: int) -> str:

@@ -6,10 +6,10 @@ As in `core.ports`: short, each with at least two implementations under one cont
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from paceline.core.commands import ReplicaReport, StageCommand, StageReport, SwapCommand
-from paceline.core.manifest import WeightManifest
+from paceline.core.manifest import Captured, Published, WeightManifest
 from paceline.core.ports import InferenceEngine
 
 if TYPE_CHECKING:
@@ -17,10 +17,26 @@ if TYPE_CHECKING:
 
 
 class WeightSender(Protocol):
-    """Trainer's end of a checkpoint engine: turns live tensors into a published version."""
+    """Trainer's end of a checkpoint engine: turns live tensors into a published version.
 
-    def capture(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
-        """Copy the tensors into a free arena and take the digest. Raises SyncError classes; never blocks on leases."""
+    States: empty -> captured -> published; a capture drops what was captured and not published. `capture` and
+    `publish` never overlap.
+    """
+
+    def capture(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, base_version: int | None = None
+    ) -> Captured:
+        """Copy the tensors and take the digest; they may change again once this returns, and nobody can stage the
+        version yet. `base_version`: a published version whose bytes shall stay, to make a delta against.
+
+        Raises SyncError classes; never blocks on leases.
+        """
+        ...
+
+    def publish(self) -> Published:
+        """Make the captured version one that receivers can stage, with a delta where that is worth it. Reads nothing of
+        the trainer's, so it may run beside the next step. Raises SyncError classes; nothing is published then.
+        """
         ...
 
     def blocking_holders(self) -> Sequence[str]:
@@ -29,6 +45,21 @@ class WeightSender(Protocol):
 
     def close(self) -> None:
         """Release arenas and sockets."""
+        ...
+
+
+class StagedChange(Protocol):
+    """What brings memory that holds one version to another one in place, and back; it remembers how far it came.
+
+    `tensors` are by the stored names of the manifest, and the same in each call.
+    """
+
+    def apply(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go on to the end. What stops it leaves whole tensors, or whole parts of them, of one of the two versions."""
+        ...
+
+    def take_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Undo what `apply` did, bit for bit."""
         ...
 
 
@@ -48,6 +79,21 @@ class StagedWeights(Protocol):
         """Hex digest that the receiver computed over the staged bytes; "" when verification is off."""
         ...
 
+    @property
+    def change(self) -> StagedChange | None:
+        """How an engine that holds `base_version` in memory of its own gets here; None where it was not prepared."""
+        ...
+
+    @property
+    def taken_bytes(self) -> int:
+        """What was taken from the published version to have it here."""
+        ...
+
+    @property
+    def base_version(self) -> int | None:
+        """The version (packed) to which a delta was applied; None: the full version was taken."""
+        ...
+
     def release(self) -> None:
         """Give up the lease; the tensors must not be used afterwards."""
         ...
@@ -56,11 +102,29 @@ class StagedWeights(Protocol):
 class WeightReceiver(Protocol):
     """Replica's end of a checkpoint engine."""
 
-    def stage(self, manifest: WeightManifest) -> StagedWeights:
-        """Fetch, map or copy, touch every page, verify. Raises SyncError classes; leaves nothing behind on error."""
+    def stage(
+        self,
+        manifest: WeightManifest,
+        base: StagedWeights | None = None,
+        apply: Literal["mapped", "copied"] = "mapped",
+    ) -> StagedWeights:
+        """Fetch, map or copy, touch every page, verify. Raises SyncError classes; leaves nothing behind on error.
+
+        `base` is what this replica serves and stays held until this returns: with it a delta may be taken. `apply` is
+        the engine's way: for `copied` the change from the base is prepared too, where there is one.
+        """
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class PatchableEngine(Protocol):
+    """What an engine of capability `copied` may have: its memory is CPU memory that others bring to a new version."""
+
+    def patched(self, version: int) -> None:
+        """`served_tensors` were changed in place and hold this version; in-flight sequences follow the KV policy."""
+        ...
 
 
 class WeightTransactionPort(Protocol):
@@ -74,6 +138,10 @@ class WeightTransactionPort(Protocol):
     def stage(self, command: StageCommand, engine: InferenceEngine) -> StageReport: ...
 
     def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None: ...
+
+    def audit(self, engine: InferenceEngine) -> None:
+        """After the pause, before a swap is reported: prove what was changed in place. Raises DigestMismatch."""
+        ...
 
     def announce(self, engine: InferenceEngine) -> None: ...
 

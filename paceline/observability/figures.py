@@ -49,6 +49,20 @@ def ratio_text(ratio: float | None) -> str:
     return UNKNOWN if ratio is None or not math.isfinite(ratio) else f"{ratio * 100:.0f} %"
 
 
+def share_text(share: float) -> str:
+    """Per cent with two digits that count: `0.0031` is "0.31 %", `0.52` "52 %"."""
+    per_cent = share * 100
+    if per_cent == 0 or per_cent >= 10:
+        return f"{per_cent:.0f} %"
+    return f"{per_cent:.{1 if per_cent >= 1 else 2}f} %" if per_cent >= 0.01 else f"{per_cent:.1e} %"
+
+
+def reduction_text(full: float, sent: float) -> str:
+    """How many times less was sent: `(1000, 8)` is "125x"."""
+    ratio = full / sent if sent else math.inf
+    return UNKNOWN if not math.isfinite(ratio) else f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+
+
 def decimal_text(value: float | None, places: int) -> str:
     """Fixed number of places."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.{places}f}"

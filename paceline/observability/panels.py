@@ -11,13 +11,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.events import SyncCompleted
 from paceline.observability.figures import (
     bytes_text,
     clock_text,
     count_text,
     decimal_text,
     ratio_text,
+    reduction_text,
     seconds_text,
+    share_text,
     sparkline,
     version_text,
 )
@@ -82,10 +85,8 @@ def weights(progress: Progress, now: float) -> Panel:
     """The last sync and what each replica serves and does."""
     names = sorted(progress.replicas)
     longest = max((len(name) for name in names), default=0)
-    return _panel(
-        "weights",
-        Group(_last_sync(progress), *(_replica(name.ljust(longest), progress.replicas[name], now) for name in names)),
-    )
+    replicas = (_replica(name.ljust(longest), progress.replicas[name], now) for name in names)
+    return _panel("weights", Group(_last_sync(progress), *_comparison(progress.sync), *replicas))
 
 
 def startup(progress: Progress, now: float) -> Panel:
@@ -245,6 +246,19 @@ def _last_sync(progress: Progress) -> Text:
     text.append(f"  {progress.syncs_verified} of {progress.syncs}", style=LABEL)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
+
+
+def _comparison(sync: SyncCompleted | None) -> list[Text]:
+    """What came of comparing the version with its base; nothing where nobody compared."""
+    if sync is None or sync.changed_share is None:
+        return []
+    text = _pairs([("changed", share_text(sync.changed_share)), ("compared in", seconds_text(sync.encode_seconds))])
+    if sync.mode == "delta" and sync.base_version is not None:
+        text.append_text(_pairs([(" against", version_text(sync.base_version))]))
+        text.append(f"  {reduction_text(sync.full_bytes, sync.bytes)}", style="bold")
+        text.append(" fewer bytes", style=LABEL)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return [text]
 
 
 def _replica(name: str, replica: ReplicaProgress, now: float) -> Text:

@@ -103,6 +103,10 @@ class PlainLines:
         if progress.sync:
             fields["sync_mode"] = progress.sync.mode
             fields["sync_bytes"] = progress.sync.bytes
+            if progress.sync.changed_share is not None:
+                fields["sync_full_bytes"] = progress.sync.full_bytes
+                fields["sync_changed"] = f"{progress.sync.changed_share:.6f}"
+                fields["encode_seconds"] = _number(progress.sync.encode_seconds)
             fields["sync_seconds"] = _number(progress.sync.seconds)
             fields["pause_seconds"] = f"{max(progress.sync.pauses.values(), default=0.0):.6f}"
         fields["elapsed"] = round(progress.elapsed_seconds(progress.now))

@@ -4,7 +4,7 @@ One line is one sample:
 
     {"sample_id", "life", "version": "life.n" at which it ended, "fate": "trained" | "dropped" | "failed",
      "prompt_id", "prompt", "ground_truth", "data_source",
-     "responses": [{"text", "reward", "finish_reason", "token_ids", "logprobs", "versions"}]}
+     "responses": [{"text", "reward", "finish_reason", "token_ids", "logprobs", "versions", "reward_metrics"}]}
 
 `versions` is run-length coded: `[["1.7", 5], ["1.8", 3]]` says that version 1.7 made the first 5 tokens and 1.8 the
 next 3.
@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,6 +43,7 @@ class ResponseRecord(msgspec.Struct):
     token_ids: list[int]
     logprobs: list[float]
     versions: list[tuple[str, int]]
+    reward_metrics: dict[str, float]
 
 
 class RolloutRecord(msgspec.Struct):
@@ -54,7 +55,7 @@ class RolloutRecord(msgspec.Struct):
     fate: Fate
     prompt_id: str
     prompt: str
-    ground_truth: str
+    ground_truth: Any
     data_source: str
     responses: list[ResponseRecord]
 
@@ -128,4 +129,5 @@ def _response_record(response: Response) -> ResponseRecord:
         token_ids=response.token_ids,
         logprobs=response.logprobs,
         versions=encode_versions(response.versions),
+        reward_metrics=response.reward_metrics,
     )

@@ -6,9 +6,8 @@ is the smallest value that at least that share of the values does not exceed. Wh
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -18,8 +17,11 @@ from paceline.core.events import (
     CheckpointSaved,
     Event,
     GenerationWindow,
+    PromptRefused,
+    ResponsesAborted,
     RunFinished,
     RunStarted,
+    SampleFailed,
     SampleTrained,
     SyncAborted,
     SyncCompleted,
@@ -27,12 +29,16 @@ from paceline.core.events import (
     TrainStep,
     ValidationFinished,
     ValidationSkipped,
+    ZombiesRefused,
 )
 from paceline.core.sample import sample_number
 from paceline.core.version import Version
+from paceline.observability.failure_reasons import failure_reasons
 from paceline.observability.ledger import Ledger
 from paceline.observability.lives import Life, split_lives, surviving
+from paceline.observability.quantiles import quantile
 from paceline.observability.reader import Record
+from paceline.observability.version_lag import dropped_lengths, measured_lag, predicted_mean_lag
 
 GOOD_ACCURACY = 0.80
 
@@ -47,6 +53,7 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
     steps                                  optimiser updates of the surviving lineage
     versions                               distinct versions published (sync.completed)
     val_accuracy_first, val_accuracy_last  of the lowest and of the highest validated version
+    val_metrics_last                       figures per data source of the highest validated version
     val_accuracy_by_version                "life.n" -> accuracy, lowest version first
     validations_skipped                    validations asked for that have no result
     reward_last                            mean reward of the last update
@@ -58,16 +65,23 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
                                            (sync, replica) pairs
     checkpoints                            saved_count, failed_count, bytes of the last, seconds_p50 and seconds_max
     samples                                admitted, trained, dropped by reason, failed, open (neither of these yet)
+    failure_reasons                        why samples failed -> how many, most frequent first
+    prompts_refused                        prompts that were too long, or whose rows could not be used
+    responses                              aborted_count; zombies_count, zombie_confirmations_count (late, refused)
+    dropped_response_lengths               reason -> response length -> responses of samples dropped for it
     lost_lineage                           what earlier lives did after the checkpoint that was gone on from: samples
                                            (which are in `samples.dropped` too) and their ids, updates
     ledger_errors                          samples that ended twice or without beginning, or open after a completed run
-    version_lag                            mean, p99, max over trained tokens, in versions, at consumption
+    version_lag                            mean, p99, max over trained tokens at consumption; see `version_lag.py`
     tokens_generated                       response tokens of training rollouts; those of validations apart
     trainer_idle_ratio                     share of training in which the trainer waited for samples or for a sync
     rollouter_idle_ratio                   share of the replicas' windows in training in which no decode step ran
     lost_events                            gaps in the `seq` of a process: events that could not be written
     """
-    lives = split_lives(records)
+    return _summary_of(split_lives(records))
+
+
+def _summary_of(lives: list[Life]) -> dict[str, Any]:
     ledger = Ledger(lives)
     kept = _in_order(surviving(lives))
     done = _in_order(record for life in lives for record in life.records)
@@ -75,7 +89,6 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
     begin = trainings[0].begin if trainings else None
     steps = _select(kept, TrainStep)
     outcome = _outcome(lives[-1].records)
-    windows = [window for _, window in _select(done, GenerationWindow)]
     return {
         **outcome,
         "lives": len(lives),
@@ -88,11 +101,14 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
         "syncs": _syncs(done),
         "checkpoints": _checkpoints(done),
         "samples": _samples(ledger),
+        "failure_reasons": failure_reasons(failure for _, failure in _select(done, SampleFailed)),
+        "prompts_refused": len(_select(done, PromptRefused)),
+        "responses": _responses(done),
+        "dropped_response_lengths": dropped_lengths(done),
         "lost_lineage": _lost_lineage(lives, ledger),
         "ledger_errors": _ledger_errors(ledger, outcome["outcome"]),
-        "version_lag": _version_lag(kept),
-        "tokens_generated": sum(window.tokens for window in windows),
-        "validation_tokens_generated": sum(window.validation_tokens for window in windows),
+        "version_lag": _version_lag(lives, kept),
+        **_tokens(done),
         "trainer_idle_ratio": _trainer_idle_ratio(trainings),
         "rollouter_idle_ratio": _rollouter_idle_ratio(done, trainings),
         "lost_events": sum(_lost_events(life.records) for life in lives),
@@ -102,23 +118,6 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
 def encode_summary(summary: Mapping[str, Any]) -> bytes:
     """The bytes of `summary.json`: indented JSON; a number that is not finite is null."""
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
-
-
-def quantile(values: Iterable[float], share: float) -> float | None:
-    """Smallest of `values` that at least `share` of them do not exceed; None of nothing.
-
-    Example: the 0.99 quantile of 50 values is their maximum.
-    """
-    return _weighted_quantile(Counter(values), share)
-
-
-def _weighted_quantile(counts: Mapping[float, int], share: float) -> float | None:
-    rest = math.ceil(share * sum(counts.values()))
-    for value in sorted(counts):
-        rest -= counts[value]
-        if rest <= 0:
-            return value
-    return None
 
 
 def _select(records: Sequence[Record], kind: type[E]) -> list[tuple[float, E]]:
@@ -150,6 +149,22 @@ def _training(life: Life) -> _Training | None:
     return _Training(first_end - first.seconds, steps[-1][0], idle)
 
 
+def _responses(records: Sequence[Record]) -> dict[str, int]:
+    return {
+        "aborted_count": sum(len(event.requests) for _, event in _select(records, ResponsesAborted)),
+        "zombies_count": sum(event.completions for _, event in _select(records, ZombiesRefused)),
+        "zombie_confirmations_count": sum(event.confirmations for _, event in _select(records, ZombiesRefused)),
+    }
+
+
+def _tokens(records: Sequence[Record]) -> dict[str, int]:
+    windows = [window for _, window in _select(records, GenerationWindow)]
+    return {
+        "tokens_generated": sum(window.tokens for window in windows),
+        "validation_tokens_generated": sum(window.validation_tokens for window in windows),
+    }
+
+
 def _outcome(records: Sequence[Record]) -> dict[str, Any]:
     started = [event for _, event in _select(records, RunStarted)]
     finished = [event for _, event in _select(records, RunFinished)]
@@ -176,6 +191,7 @@ def _validations(records: Sequence[Record], begin: float | None) -> dict[str, An
     return {
         "val_accuracy_first": accuracies[0] if accuracies else None,
         "val_accuracy_last": accuracies[-1] if accuracies else None,
+        "val_metrics_last": max(results, key=lambda result: result[1].version)[1].metrics if results else {},
         "val_accuracy_by_version": {str(Version.unpack(version)): by_version[version] for version in versions},
         "validations_skipped": len(_select(records, ValidationSkipped)),
         "seconds_to_080": max(0.0, good[0] - begin) if good and begin is not None else None,
@@ -192,6 +208,10 @@ def _syncs(records: Sequence[Record]) -> dict[str, Any]:
         "aborted_count": len(_select(records, SyncAborted)),
         "skipped_count": len(_select(records, SyncSkipped)),
         "bytes": sum(sync.bytes for sync in completed),
+        "full_bytes": sum(sync.full_bytes for sync in completed),
+        "delta_count": sum(sync.mode == "delta" for sync in completed),
+        "changed_share_p50": quantile([s.changed_share for s in completed if s.changed_share is not None], 0.50),
+        "encode_seconds_p50": quantile([s.encode_seconds for s in completed if s.changed_share is not None], 0.50),
         "seconds_p50": quantile(seconds, 0.50),
         "seconds_p99": quantile(seconds, 0.99),
         "pause_seconds_p50": quantile(pauses, 0.50),
@@ -246,18 +266,10 @@ def _ledger_errors(ledger: Ledger, outcome: str | None) -> list[str]:
     return errors
 
 
-def _version_lag(records: Sequence[Record]) -> dict[str, Any]:
-    tokens: Counter[float] = Counter()
-    for _, trained in _select(records, SampleTrained):
-        tokens.update({float(lag): count for lag, count in trained.lags.items()})
-    total = sum(tokens.values())
-    longest = [int(lag) for lag, count in tokens.items() if count]
-    p99 = _weighted_quantile(tokens, 0.99) if total else None
-    return {
-        "mean": sum(lag * count for lag, count in tokens.items()) / total if total else None,
-        "p99": None if p99 is None else int(p99),
-        "max": max(longest, default=None),
-    }
+def _version_lag(lives: Sequence[Life], kept: Sequence[Record]) -> dict[str, Any]:
+    ordered = [replace(life, records=_in_order(life.records)) for life in lives]
+    measured = measured_lag(trained for _, trained in _select(kept, SampleTrained))
+    return {**measured, "predicted_mean": predicted_mean_lag(ordered)}
 
 
 def _trainer_idle_ratio(trainings: Sequence[_Training]) -> float | None:

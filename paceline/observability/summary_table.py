@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 from paceline.observability.figures import bytes_text, count_text, decimal_text, ratio_text, seconds_text
 
 SHOWN_RANGES = 8
+MOST_REASONS = 5
 OUTCOME_STYLES = {"completed": "bold green", "interrupted": "bold yellow", "failed": "bold red"}
 
 
@@ -30,6 +32,12 @@ def summary_table(summary: Mapping[str, Any], run_dir: str) -> Table:
     if summary["checkpoints"]["saved_count"] or summary["checkpoints"]["failed_count"]:
         table.add_row("checkpoints", _checkpoints(summary["checkpoints"]))
     table.add_row("samples", _samples(summary["samples"]))
+    for reason, count in list(summary["failure_reasons"].items())[:MOST_REASONS]:
+        table.add_row("  failed", Text(f"{count_text(count)}: {reason}"))
+    if summary["prompts_refused"]:
+        table.add_row("  refused", f"{count_text(summary['prompts_refused'])} prompts, too long or of bad rows")
+    for reason, lengths in summary["dropped_response_lengths"].items():
+        table.add_row(f"  {reason}", _lengths(lengths))
     if summary["lives"] > 1:
         table.add_row("lives", _lives(summary))
     table.add_row("version lag", _lag(summary["version_lag"]))
@@ -68,7 +76,10 @@ def _syncs(syncs: Mapping[str, Any]) -> str:
     pause = f"pause {seconds_text(syncs['pause_seconds_p50'])} (p99 {seconds_text(syncs['pause_seconds_p99'])})"
     took = f"{seconds_text(syncs['seconds_p50'])} (p99 {seconds_text(syncs['seconds_p99'])})"
     verified = f"{syncs['verified_count']} of {syncs['count']} verified{aborted}"
-    return f"{verified}, {bytes_text(syncs['bytes'])}, each {took}, {pause}"
+    moved = bytes_text(syncs["bytes"])
+    if syncs["delta_count"]:
+        moved += f" ({syncs['delta_count']} deltas; {bytes_text(syncs['full_bytes'])} in full)"
+    return f"{verified}, {moved}, each {took}, {pause}"
 
 
 def _checkpoints(checkpoints: Mapping[str, Any]) -> str:
@@ -94,4 +105,19 @@ def _samples(samples: Mapping[str, Any]) -> str:
 def _lag(lag: Mapping[str, Any]) -> str:
     if lag["mean"] is None:
         return "no token was trained"
-    return f"mean {decimal_text(lag['mean'], 2)}, p99 {lag['p99']}, max {lag['max']} versions"
+    predicted = decimal_text(lag["predicted_mean"], 2)
+    return f"mean {decimal_text(lag['mean'], 2)} ({predicted} predicted), p99 {lag['p99']}, max {lag['max']} versions"
+
+
+def _lengths(lengths: Mapping[int, int]) -> str:
+    """Responses by length, in powers of two: `{1: 2, 2: 1, 3: 4}` is "responses of 1: 2, 2-3: 5 tokens"."""
+    groups: Counter[int] = Counter()
+    for length, count in lengths.items():
+        groups[length.bit_length()] += count
+    parts = [f"{_span(bits)}: {count_text(count)}" for bits, count in sorted(groups.items())]
+    return f"responses of {', '.join(parts)} tokens"
+
+
+def _span(bits: int) -> str:
+    low, high = (1 << bits) >> 1, (1 << bits) - 1
+    return str(low) if low >= high else f"{low}-{high}"

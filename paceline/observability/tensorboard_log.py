@@ -118,6 +118,8 @@ def _of_event(event: AnyEvent) -> Scalars:  # noqa: PLR0911 - one return per kin
             return {
                 "timing_s/param_sync": event.seconds,
                 "checkpoint_engine/payload_mbytes": event.bytes / 1e6,
+                "paceline/sync/encode_seconds": event.encode_seconds,
+                **({} if event.changed_share is None else {"paceline/sync/changed_share": event.changed_share}),
                 "paceline/sync/pause_seconds_max": max(event.pauses.values(), default=0.0),
                 **{f"paceline/sync/{phase}_seconds": seconds for phase, seconds in event.phases.items()},
             }
@@ -140,6 +142,7 @@ def _of_event(event: AnyEvent) -> Scalars:  # noqa: PLR0911 - one return per kin
             return {"paceline/version_lag/mean": mean, "paceline/version_lag/max": float(max(event.lags))}
         case ValidationFinished():
             return {
+                **event.metrics,
                 "val/accuracy": event.accuracy,
                 "val/response_length/mean": event.response_length_mean,
                 "rollouter/validate_time": event.seconds,

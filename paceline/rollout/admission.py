@@ -1,24 +1,31 @@
 """The staleness budget in samples: how many may be admitted while one version is published.
 
-A window opens when a version is published and starts with what is still outstanding: in flight, waiting to be put,
-queued. Each admission takes one; a sample that ends without reaching the trainer gives it back. With threshold 0 the
-window is exactly what the trainer consumes before the next version, so the run is strictly on-policy.
+A window opens when a version is published. It counts all samples that are not trained when that version is captured:
+leases for those that are outstanding (queued, in flight, waiting to be sent again) and for those that are admitted in
+it, a number for those that the trainer has taken already. What ends without being trained gives its place back, once;
+what is trained does not: its place is free in the next window. So a window holds what the trainer consumes before the
+next version, and the threshold's share of that; with threshold 0 the run is strictly on-policy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class AdmissionBudget:
-    """Counts one window; `allowed` is `Config.max_required_samples`."""
+    """Leases of one window; `allowed` is `Config.max_required_samples`."""
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed
-        self._used = allowed  # closed until the first version is published (V5)
+        self._is_open = False  # until the first version is published (V5)
+        self._leases: set[str] = set()
+        self._spent = 0
+        self._extra = 0
 
     @property
     def used(self) -> int:
         """Samples counted in this window."""
-        return self._used
+        return len(self._leases) + self._spent if self._is_open else self._allowed
 
     @property
     def allowed(self) -> int:
@@ -28,19 +35,35 @@ class AdmissionBudget:
     @property
     def free(self) -> int:
         """Samples that may still be admitted in this window."""
-        return max(0, self._allowed - self._used)
+        return max(0, self._allowed + self._extra - self.used)
 
-    def admit(self) -> bool:
-        """Take one place; False when the window is full."""
-        if self._used >= self._allowed:
+    def admit(self, sample_id: str) -> bool:
+        """Lease a place; False when the window is full."""
+        if self.free == 0:
             return False
-        self._used += 1
+        self._leases.add(sample_id)
         return True
 
-    def give_back(self) -> None:
-        """A sample of this window ended without reaching the trainer."""
-        self._used = max(0, self._used - 1)
+    def give_back(self, sample_id: str) -> None:
+        """This sample ended without being trained. Twice is harmless."""
+        self._leases.discard(sample_id)
 
-    def open_window(self, outstanding: int) -> None:
-        """A new version is published; `outstanding` samples are still on their way to the trainer."""
-        self._used = outstanding
+    def give_back_taken(self, sample_id: str) -> None:
+        """The same of one that the trainer has taken, in this window or before it opened."""
+        if sample_id in self._leases:
+            self._leases.discard(sample_id)
+        else:
+            self._spent = max(0, self._spent - 1)
+
+    def make_room(self, places: int) -> None:
+        """Have so many places free in this window at least, whatever is allowed."""
+        self._extra += max(0, places - self.free)
+
+    def open_window(self, outstanding: Collection[str], spent: int = 0) -> None:
+        """A new version is published; `outstanding` samples are still on their way to the trainer. `spent` more are the
+        trainer's and were not trained before this version was captured.
+        """
+        self._is_open = True
+        self._leases = set(outstanding)
+        self._spent = spent
+        self._extra = 0

@@ -10,12 +10,12 @@ left for `return_seconds` the fleet fails with the names of those it lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import DeadlineExceeded, PacelineError, WorkerDied
-from paceline.core.events import EventSink, ReplicaChanged
+from paceline.core.events import EventSink, ReplicaChanged, ZombiesRefused
 from paceline.core.ports import ReplicaControl
 from paceline.core.sample import Completion, GenerationRequest
 from paceline.core.waits import Waits
@@ -35,10 +35,13 @@ class _Member:
 
 
 class Fleet:
-    """Members by name. `on_completions` gets what comes back, `on_orphans` what has to be done by somebody else."""
+    """Members by name, at first `replicas`. `on_completions` gets what comes back, `on_orphans` what has to be done by
+    somebody else.
+    """
 
     def __init__(
         self,
+        replicas: Sequence[ReplicaControl] = (),
         *,
         on_completions: Callable[[str, Sequence[Completion]], None],
         on_orphans: Callable[[Sequence[GenerationRequest]], None],
@@ -58,6 +61,8 @@ class Fleet:
         self._balancer = LoadBalancer()
         self._changed = asyncio.Event()
         self._losses: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        for replica in replicas:
+            self.add(replica)
 
     # -- membership ----------------------------------------------------------------------------------------------------
 
@@ -78,10 +83,10 @@ class Fleet:
             if member is None:
                 continue
             member.version = version if member.version is None else max(version, member.version)
+            self._balancer.open(replica_id, member.version)
             if member.state != "ready":
                 member.state = "ready"
                 member.exchanging = asyncio.ensure_future(self._exchange(replica_id, member))
-                self._balancer.open(replica_id)
                 self._record(replica_id, "ready", "")
         self._changed.set()
 
@@ -101,7 +106,7 @@ class Fleet:
         """This member is gone. Twice is harmless."""
         if replica_id in self._members:
             self._lost[replica_id] = reason
-            self._losses.put_nowait((replica_id, reason))
+            self.report_loss(replica_id, reason)
             self._leave(replica_id, reason)
             self._changed.set()
 
@@ -110,6 +115,10 @@ class Fleet:
         if replica_id in self._members:
             self._leave(replica_id, "removed")
             self._changed.set()
+
+    def report_loss(self, name: str, reason: str) -> None:
+        """A process has to be ended, a member's or another's: for whoever asks for the next loss."""
+        self._losses.put_nowait((name, reason))
 
     async def next_loss(self, wait_seconds: float) -> tuple[str, str] | None:
         """The next member that was lost and why, or None when none was in this time."""
@@ -127,6 +136,11 @@ class Fleet:
         if replica_id is not None:
             self._members[replica_id].feed.send(requests)
         return replica_id
+
+    def abort(self, request_ids: Collection[str]) -> None:
+        """Nobody waits for these requests any more; who has them forgets them."""
+        for replica_id, member in self._members.items():
+            self._balancer.done(replica_id, member.feed.abort(request_ids))
 
     def feeds(self) -> list[ReplicaFeed]:
         """Lines to the READY members."""
@@ -214,8 +228,16 @@ class Fleet:
 
     def _new_feed(self, replica: ReplicaControl) -> ReplicaFeed:
         return ReplicaFeed(
-            replica=replica, on_completions=self._deliver, waits=self._waits, reply_seconds=self._reply_seconds
+            replica=replica,
+            on_completions=self._deliver,
+            on_late=self._refuse_late,
+            waits=self._waits,
+            reply_seconds=self._reply_seconds,
         )
+
+    def _refuse_late(self, replica_id: str, completions: int) -> None:
+        """Others have been asked for these, or nobody wants them any more."""
+        self._events.emit(ZombiesRefused(replica=replica_id, completions=completions))
 
     def _deliver(self, replica_id: str, completions: Sequence[Completion]) -> None:
         self._balancer.done(replica_id, len(completions))

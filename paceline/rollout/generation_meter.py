@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from paceline.core.events import EventSink, GenerationWindow
-from paceline.core.ports import Clock, InferenceEngine
+from paceline.core.ports import Clock
 
 WINDOW_SECONDS = 1.0
+
+
+class Load(Protocol):
+    """What has requests: an engine, or the streams of a server."""
+
+    @property
+    def version(self) -> int | None: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
 
 
 class GenerationMeter:
@@ -17,7 +32,7 @@ class GenerationMeter:
         self._events = events
         self._restart()
 
-    def step(self, *, seconds: float, tokens: int, validation_tokens: int, live: InferenceEngine) -> None:
+    def step(self, *, seconds: float, tokens: int, validation_tokens: int, live: Load) -> None:
         """Count one decode step; `live` is the engine of the newest version."""
         self._steps += 1
         self._busy_seconds += seconds
@@ -26,7 +41,7 @@ class GenerationMeter:
         if self._clock.now() - self._began >= WINDOW_SECONDS:
             self.flush(live)
 
-    def flush(self, live: InferenceEngine) -> None:
+    def flush(self, live: Load) -> None:
         """Emit what has been counted, if anything."""
         if not self._steps:
             return

@@ -1,18 +1,30 @@
 """Training prompts in a seeded order without end, and the validation prompts.
 
 Law: the order is a function of (seed, epoch) alone, so a cursor of two numbers restores the place; every prompt comes
-once an epoch, under an id that no other epoch uses.
+once an epoch, under an id that no other epoch uses. Neither the order nor the prompts are ever written down: a prompt
+is made when its turn comes.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from paceline.core.errors import ConfigError
+from paceline.core.permutation import SeededPermutation
 from paceline.core.sample import Prompt
+
+
+class Prompts(Protocol):
+    """Prompts by place, 0 to len - 1, each with an id of its own; a tuple is one, and so is what reads a file."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> Prompt:
+        """Raises PromptError: there is no usable prompt at this place."""
+        ...
 
 
 class DatasetCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -31,15 +43,13 @@ class PromptDataset:
     """Implements `core.ports.PromptSource`.
 
     Raises:
-        ConfigError: no training prompts, or two with one id.
+        ConfigError: no training prompts.
     """
 
-    def __init__(self, *, train: Sequence[Prompt], validation: Sequence[Prompt], seed: int) -> None:
-        if not train:
+    def __init__(self, *, train: Prompts, validation: Sequence[Prompt], seed: int) -> None:
+        if not len(train):
             raise ConfigError("data: there are no training prompts")
-        if len({prompt.prompt_id for prompt in train}) != len(train):
-            raise ConfigError("data: two training prompts have the same prompt_id")
-        self._train = tuple(train)
+        self._train = train
         self._validation = tuple(validation)
         self._seed = seed
         self._epoch = 0
@@ -47,12 +57,17 @@ class PromptDataset:
         self._order = self._shuffled(0)
 
     def next_prompt(self) -> Prompt:
-        """The next prompt; its id is "<epoch>:<prompt_id>", so it is unique over the run."""
+        """The next prompt; its id is "<epoch>:<prompt_id>", so it is unique over the run.
+
+        Raises:
+            PromptError: see the port.
+        """
         if self._position == len(self._train):
             self._epoch, self._position = self._epoch + 1, 0
             self._order = self._shuffled(self._epoch)
-        prompt = self._train[self._order[self._position]]
+        place = self._order[self._position]
         self._position += 1
+        prompt = self._train[place]
         return msgspec.structs.replace(prompt, prompt_id=f"{self._epoch}:{prompt.prompt_id}")
 
     def validation_prompts(self) -> Sequence[Prompt]:
@@ -79,7 +94,5 @@ class PromptDataset:
         self._epoch, self._position = cursor.epoch, cursor.position
         self._order = self._shuffled(cursor.epoch)
 
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(len(self._train)))
-        random.Random(f"{self._seed}-{epoch}").shuffle(order)
-        return order
+    def _shuffled(self, epoch: int) -> SeededPermutation:
+        return SeededPermutation(len(self._train), f"{self._seed}-{epoch}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -141,6 +141,8 @@ class Replica:
             self._journal.forget(acknowledged)
         unknown = {r.request_id: r for r in request.requests if r.request_id not in self._known}
         self._accept(list(unknown.values()))
+        if request.aborted:
+            await self._between_steps(lambda: self._abort_now(request.aborted))
         number, completions = await self._outbox.collect(request.wait_seconds)
         sessions = self._sessions()
         return ExchangeReply(
@@ -200,6 +202,23 @@ class Replica:
             self._retire(session)
         await asyncio.sleep(0)  # commands and exchanges get their turn between two steps
 
+    def _abort_now(self, request_ids: Sequence[str]) -> None:
+        """Take these out for good; one that is finished already stays in the outbox, and is not read."""
+        gone: set[str] = set()
+        for session in self._sessions():
+            mine = session.requests.intersection(request_ids)
+            session.engine.abort(sorted(mine))
+            session.requests -= mine
+            gone |= mine
+            if session in self._draining and not session.has_work:
+                self._draining.remove(session)
+                self._retire(session)
+        self._known -= gone
+        self._journal.forget(sorted(gone))
+        if gone:
+            reason = "not wanted any more"
+            self._events.emit(ResponsesAborted(replica=self._replica_id, requests=sorted(gone), reason=reason))
+
     def _decode(self, session: _Session) -> list[Completion]:
         finished = session.engine.step()
         made = session.engine.last_step
@@ -229,6 +248,11 @@ class Replica:
         """Pause between two steps, swap, prove, resume."""
         report, previous = await self._between_steps(lambda: self._swap_now(command))
         engine = self._live.engine
+        try:
+            await self._stage_work.run(lambda: self._transaction.audit(engine))
+        except PacelineError:
+            self._live.staged = self._transaction.serving  # the version before; the engine is not asked any more
+            raise
         await self._stage_work.run(lambda: self._transaction.announce(engine))
         if previous is not None and self._is_unused(previous):
             await self._stage_work.run(previous.release)  # unmapping takes milliseconds: not in the pause

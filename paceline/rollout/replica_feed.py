@@ -8,7 +8,7 @@ What was sent and has not come back is known, so that it can be handed over when
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from paceline.core.commands import ExchangeRequest
 from paceline.core.ports import ReplicaControl
@@ -26,15 +26,18 @@ class ReplicaFeed:
         *,
         replica: ReplicaControl,
         on_completions: Callable[[str, Sequence[Completion]], None],
+        on_late: Callable[[str, int], None],
         waits: Waits,
         reply_seconds: float,
     ) -> None:
         self._replica = replica
         self._on_completions = on_completions
+        self._on_late = on_late
         self._waits = waits
         self._reply_seconds = reply_seconds
         self._pending: list[GenerationRequest] = []
         self._owed: dict[str, GenerationRequest] = {}
+        self._aborted: list[str] = []
         self._acknowledged = 0
         self._wake = asyncio.Event()
 
@@ -56,23 +59,34 @@ class ReplicaFeed:
         self._pending.clear()
         return owed
 
+    def abort(self, request_ids: Collection[str]) -> int:
+        """These are not wanted any more; returns how many of them were owed. What may still come is not read."""
+        mine = [request_id for request_id in request_ids if self._owed.pop(request_id, None) is not None]
+        unsent = {request.request_id for request in self._pending}.intersection(mine)
+        self._pending = [request for request in self._pending if request.request_id not in unsent]
+        self._aborted.extend(request_id for request_id in mine if request_id not in unsent)
+        self._wake.set()
+        return len(mine)
+
     async def run(self) -> None:
         """Exchange for ever; ends by cancellation or by the replica's error."""
         while True:
-            if not self._owed:
+            if not self._owed and not self._aborted:
                 self._wake.clear()
                 await self._wake.wait()
             batch, self._pending = self._pending, []
+            aborted, self._aborted = self._aborted, []
             reply = await self._waits.bounded(
                 self._replica.exchange(
-                    ExchangeRequest(requests=batch, acknowledged=self._acknowledged, wait_seconds=POLL_SECONDS)
+                    ExchangeRequest(batch, self._acknowledged, wait_seconds=POLL_SECONDS, aborted=aborted)
                 ),
                 seconds=self._reply_seconds,
                 what="an exchange",
                 culprit=self._replica.replica_id,
             )
             self._acknowledged = reply.batch
-            for completion in reply.completions:
-                self._owed.pop(completion.request_id, None)
-            if reply.completions:
-                self._on_completions(self._replica.replica_id, reply.completions)
+            owed = [c for c in reply.completions if self._owed.pop(c.request_id, None) is not None]
+            if owed:
+                self._on_completions(self._replica.replica_id, owed)
+            if len(owed) < len(reply.completions):
+                self._on_late(self._replica.replica_id, len(reply.completions) - len(owed))

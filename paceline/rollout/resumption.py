@@ -83,10 +83,12 @@ class Resumption:
         return [self._group(group) for group in self.snapshot.groups]
 
     def admitted_under(self) -> dict[str, int]:
-        """Packed version under which each open sample was admitted, in terms of this life: n goes on over lives."""
-        n_of = {sample_id: Version.unpack(max(0, v)).n for sample_id, v in self.snapshot.admitted_under.items()}
-        still_open = set(self.snapshot.open_ids)
-        return {name: Version(self._lineage.life, n).packed for name, n in n_of.items() if name in still_open}
+        """Packed version under which each open sample was admitted, in terms of this life: n goes on over lives. One of
+        which that was not kept counts as admitted under the first.
+        """
+        known = self.snapshot.admitted_under
+        n_of = {name: Version.unpack(max(0, known.get(name, 0))).n for name in self.snapshot.open_ids}
+        return {name: Version(self._lineage.life, n).packed for name, n in n_of.items()}
 
     def _group(self, group: OpenGroup) -> Group:
         completions = [self._kept(completion) for completion in group.completions]
@@ -97,7 +99,9 @@ class Resumption:
                 carried.append(None)
             else:
                 carried.append(known or (issued and surviving(issued, self._lineage)) or None)
-        return Group(group.sample_id, group.prompt, completions, [0] * len(completions), carried, group.losses)
+        attempts = [0] * len(completions)
+        given_up = set(group.given_up)
+        return Group(group.sample_id, group.prompt, completions, attempts, carried, group.losses, given_up)
 
     def _kept(self, completion: Completion | None) -> Completion | None:
         if completion is None or not all(self._lineage.holds(Version.unpack(v)) for v in completion.versions):
@@ -113,4 +117,5 @@ def training_groups(config: Config, stop_token_ids: tuple[int, ...], resumption:
         known=None if resumption is None else resumption.partials,
         longest=config.max_model_len,
         on_abort="continue" if config.async_training.partial_rollout else "restart",
+        policy=config.rollout.group_policy,
     )

@@ -10,42 +10,44 @@ before the first published version (V5).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from paceline.core.checkpoint import RollouterSnapshot, encode_rollouter
+from paceline.core.commands import RolloutStatistics
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError
 from paceline.core.events import (
-    AdmissionLevel,
     EventSink,
+    GroupReduced,
     SampleAdmitted,
-    SampleDropped,
-    SampleFailed,
     ZombiesRefused,
 )
-from paceline.core.ports import Clock, PromptSource, QueueControl, ReplicaControl, RewardFn, TextDecoder
-from paceline.core.sample import Completion, GenerationRequest, Sample, encode_sample, sample_id_of
+from paceline.core.ports import Clock, PromptSource, QueueControl, ReplicaControl, RewardFn, TextDecoder, TrainerSide
+from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, response_lengths
 from paceline.core.tasks import run_together
 from paceline.core.waits import Waits
-from paceline.rollout.admission import AdmissionBudget
+from paceline.rollout.admission_show import AdmissionShow
+from paceline.rollout.bounded_reward import BoundedReward
 from paceline.rollout.fleet import Fleet
+from paceline.rollout.groups import GivenUp, Group
+from paceline.rollout.orphans import Orphans
+from paceline.rollout.outstanding import Outstanding
 from paceline.rollout.pause_barrier import PauseBarrier
+from paceline.rollout.putter import AT_ONCE, Putter
 from paceline.rollout.resumption import Resumption, training_groups
 from paceline.rollout.rollouter_state import save_part
+from paceline.rollout.sample_deadlines import SampleDeadlines
+from paceline.rollout.sample_endings import SampleEndings
 from paceline.rollout.sample_show import SampleShow
 from paceline.rollout.scorer import Scorer
 from paceline.rollout.usable_prompts import UsablePrompts
 from paceline.rollout.validation import PREFIX, Validator
 
-SHOW_EVERY_SECONDS = 1.0
-AT_ONCE = 32  # samples that are admitted or encoded in one turn of the event loop
-QUEUE_ANSWERS_SECONDS = 30.0
+SAMPLE_TIMEOUT = "sample_timeout"
 IN_FLIGHT_OVER_PLACES = 1.5  # requests kept ready beside those that hold a place, so that no place is ever empty
 
 
@@ -66,6 +68,7 @@ class FullyAsyncRollouter:
         clock: Clock,
         events: EventSink,
         resumption: Resumption | None = None,
+        trainer_side: TrainerSide | None = None,
     ) -> None:
         self._life = life
         self._prompts = UsablePrompts(prompts, longest=config.data.max_prompt_length, events=events)
@@ -73,63 +76,85 @@ class FullyAsyncRollouter:
         self._clock = clock
         self._events = events
         self._stall_seconds = config.trainer.stall_timeout_seconds
-        self._total = config.total_steps * config.required_samples
         self._rollout = config.rollout
-        self._budget = AdmissionBudget(config.max_required_samples)
+        total = config.total_steps * config.required_samples
+        self._outstanding = Outstanding(
+            life=life, total=total, required=config.required_samples, allowed=config.max_required_samples
+        )
         self._waits = Waits(who="rollouter", clock=clock, events=events)
-        self._fleet = self._fleet_of(replicas)
+        self._fleet = self._new_fleet(config, replicas)
+        self._may_admit = asyncio.Event()
+        self._deadlines = SampleDeadlines(config.rollout.sample_timeout_seconds, clock=clock)
+        self._endings = SampleEndings(self._outstanding, self._deadlines, events=events, on_free=self._may_admit.set)
         self._groups = training_groups(config, stop_token_ids, resumption)
-        self._validator = Validator(
+        bounded = BoundedReward(config.reward, reward)
+        self._validator = self._new_validator(config, prompts.validation_prompts(), stop_token_ids, bounded, decoder)
+        self._trainer_side = trainer_side
+        self._scorer = Scorer(
+            life=life,
+            reward=bounded,
+            decoder=decoder,
+            on_sample=self._on_sample,
+            on_failure=self._endings.fail,
+        )
+        self._filters = config.algorithm.filter_groups.enable
+        self._putter = self._new_putter(config)
+        last_chance = config.rollout.max_sample_losses - 1
+        self._orphans = Orphans(self._groups, self._fleet, last_chance=last_chance)
+        self._published = -1
+        self._barrier = PauseBarrier(self._fleet, clock)
+        self._lag_policy = config.async_training.lag_policy
+        self._admission_show = AdmissionShow(self._outstanding, clock=clock, events=events)
+        if resumption is not None:
+            self._restore(resumption)
+
+    def _new_validator(
+        self,
+        config: Config,
+        prompts: Sequence[Prompt],
+        stop_token_ids: tuple[int, ...],
+        reward: BoundedReward,
+        decoder: TextDecoder,
+    ) -> Validator:
+        return Validator(
             config,
-            prompts=prompts.validation_prompts(),
+            prompts=prompts,
             stop_token_ids=stop_token_ids,
             fleet=self._fleet,
             reward=reward,
             decoder=decoder,
-            clock=clock,
-            events=events,
+            clock=self._clock,
+            events=self._events,
+            leave_result=self._queue.put_validate,
         )
-        self._scorer = Scorer(
-            config.reward,
-            life=life,
-            reward=reward,
-            decoder=decoder,
-            on_sample=self._on_sample,
-            on_failure=self._set_aside,
-        )
-        self._filters = config.algorithm.filter_groups.enable
-        self._ready: dict[str, Sample] = {}  # scored, and not yet in the message queue
-        self._scored = asyncio.Event()
-        self._orphans: deque[list[GenerationRequest]] = deque()
-        self._may_admit = asyncio.Event()
-        self._admitted = self._failed = self._dropped = 0
-        self._taken_before = self._window_taken = 0
-        self._published = -1
-        self._barrier = PauseBarrier(self._fleet, clock)
-        self._lag_policy = config.async_training.lag_policy
-        self._admitted_under: dict[str, int] = {}
-        self._show = SampleShow(clock=clock, events=events)
-        self._level_at = float("-inf")
-        if resumption is not None:
-            self._restore(resumption)
 
-    def _fleet_of(self, replicas: Sequence[ReplicaControl]) -> Fleet:
-        fleet = Fleet(
+    def _new_fleet(self, config: Config, replicas: Sequence[ReplicaControl]) -> Fleet:
+        return Fleet(
+            replicas,
             on_completions=self._on_completions,
             on_orphans=self._on_orphans,
             waits=self._waits,
             events=self._events,
-            reply_seconds=self._rollout.exchange_timeout_seconds,
-            return_seconds=self._rollout.replica_return_seconds,
+            reply_seconds=config.rollout.exchange_timeout_seconds,
+            return_seconds=config.rollout.replica_return_seconds,
         )
-        for replica in replicas:
-            fleet.add(replica)
-        return fleet
+
+    def _new_putter(self, config: Config) -> Putter:
+        return Putter(
+            self._queue,
+            stall_seconds=config.trainer.stall_timeout_seconds,
+            waits=self._waits,
+            before_put=self._outstanding.send,
+            after_put=SampleShow(clock=self._clock, events=self._events).show,
+        )
 
     async def fit(self) -> None:
         """Run until cancelled. The message queue learns when the last sample is in it, or why none will come."""
         try:
-            await run_together(self._feed(), self._scorer.run(), self._put(), self._fleet.run())
+            # With the policy drop, a dropped sample is made again, however late.
+            enough = None if self._lag_policy == "drop" else self._outstanding.undelivered
+            putting, ending = self._putter.run(enough=enough), self._end_overdue_samples()
+            await run_together(self._feed(), self._scorer.run(), putting, ending, self._fleet.run())
         except PacelineError as error:
             await self._queue.fail("rollouter", error.message)
             raise
@@ -180,40 +205,46 @@ class FullyAsyncRollouter:
     ) -> None:
         """A version is published: open its admission window, and pin it for a validation if one is asked for."""
         if validate:
-            await self._validator.start(version, global_steps)
+            await self._validator.start(version, global_steps, self._trainer_side if use_trainer_do_validate else None)
         self._published = version
-        statistics = await self._queue.get_statistics()
-        outstanding = self._admitted - self._failed - self._taken_before - statistics.taken
-        self._budget.open_window(outstanding + self._window_taken)
-        self._window_taken = 0
-        self._show_admission()
+        self._outstanding.take((await self._queue.get_statistics()).taken)
+        self._outstanding.open_window(version)
+        self._admission_show.show(in_flight=len(self._groups))
         self._may_admit.set()
 
     async def outstanding_before(self, version: int, consumed: Sequence[str]) -> list[str]:
         """Samples on their way to the trainer that were admitted before this version (packed) was published."""
-        for sample_id in consumed:
-            self._admitted_under.pop(sample_id, None)
-        return [sample_id for sample_id, under in self._admitted_under.items() if under < version]
-
-    async def samples_dropped(self, count: int) -> None:
-        """The trainer dropped so many samples; others are admitted in their place."""
-        self._dropped += count
-        for _ in range(count):
-            self._budget.give_back()
+        before = self._outstanding.admitted_before(version, consumed)
         self._may_admit.set()
+        return before
+
+    async def version_captured(self, version: int, trained: int) -> None:
+        """See `SampleSource`."""
+        self._outstanding.capture(version, trained)
+
+    async def samples_dropped(self, sample_ids: Sequence[str]) -> None:
+        """The trainer dropped these samples; others are admitted in their place."""
+        self._outstanding.drop(sample_ids)
+        self._may_admit.set()
+
+    async def get_statistics(self) -> RolloutStatistics:
+        """Samples by where they are; never waits for room in the queue."""
+        self._outstanding.take((await self._queue.get_statistics()).taken)
+        return self._outstanding.statistics(in_flight=len(self._groups))
 
     async def snapshot(self) -> bytes:
         """All that is on its way to the trainer at this moment; generation goes on."""
         groups = [*self._groups.all_open(), *self._scorer.unfinished]
+        counts = self._outstanding.statistics(in_flight=len(self._groups))
         snapshot = RollouterSnapshot(
             life=self._life,
-            admitted=self._admitted,
-            failed=self._failed,
-            dropped=self._dropped,
+            admitted=counts.admitted,
+            failed=counts.failed,
+            dropped=counts.dropped,
             prompts=msgspec.msgpack.encode(self._prompts.state()),
             groups=[group.as_open() for group in groups],
-            ready=list(self._ready.values()),
-            admitted_under=self._admitted_under,
+            ready=self._putter.ready,
+            admitted_under=self._outstanding.admitted_under,
         )
         return encode_rollouter(snapshot)
 
@@ -227,21 +258,17 @@ class FullyAsyncRollouter:
 
     def _restore(self, resumption: Resumption) -> None:
         """Be where an earlier life was. Nothing is sent before a replica has confirmed a version of this life."""
-        snapshot = resumption.snapshot
-        self._admitted, self._failed, self._dropped = snapshot.admitted, snapshot.failed, snapshot.dropped
-        self._taken_before = snapshot.taken
-        self._window_taken = snapshot.window_taken
-        self._admitted_under = resumption.admitted_under()
+        under = resumption.admitted_under() if self._lag_policy == "wait" else {}
+        self._outstanding.restore(resumption.snapshot, under)
         ready, lost = resumption.ready()
         for sample in ready:
-            self._hand_over(sample)
+            self._putter.hand_over(sample)
         for sample in lost:
-            self._failed += 1
-            self._release(sample.sample_id)
-            self._events.emit(SampleDropped(ids=[sample.sample_id], reason="lost_lineage"))
+            self._endings.drop(sample.sample_id, "lost_lineage", response_lengths([sample]))
         for group in resumption.groups():
             if group.missing:
-                self._orphans.append(self._groups.restore(group))
+                self._orphans.add(self._groups.restore(group))
+                self._deadlines.begin(group.sample_id)
             else:
                 self._scorer.submit(group)
 
@@ -252,12 +279,12 @@ class FullyAsyncRollouter:
             admitted = self._admit_all_that_fit()
             if admitted:
                 self._events.emit(SampleAdmitted(ids=admitted))
-                self._show_admission()
+                self._admission_show.show(in_flight=len(self._groups))
             if len(admitted) == AT_ONCE:
                 await asyncio.sleep(0)  # everybody else gets a turn in a large window
                 continue
             self._may_admit.clear()
-            if self._wanted <= 0:
+            if self._outstanding.wanted <= 0:
                 await self._may_admit.wait()  # nothing left to admit, unless a sample fails
                 continue
             await self._waits.bounded(
@@ -268,65 +295,70 @@ class FullyAsyncRollouter:
             )
 
     def _admit_all_that_fit(self) -> list[str]:
-        self._send_again()
+        self._orphans.send()
         admitted: list[str] = []
         in_flight_limit = self._in_flight_limit()
         while (
-            self._wanted > 0
+            self._outstanding.wanted > 0
             and len(admitted) < AT_ONCE
             and len(self._groups) < in_flight_limit
-            and self._budget.free > 0
+            and self._outstanding.admissible(self._published) > 0
             and (prompt := self._prompts.next_prompt()) is not None
         ):
-            self._budget.admit()
-            self._admitted += 1
-            sample_id = sample_id_of(self._life, self._admitted)
-            if self._lag_policy == "wait":
-                self._admitted_under[sample_id] = self._published
+            sample_id = self._outstanding.admit(self._published if self._lag_policy == "wait" else None)
             self._fleet.send(self._groups.open(sample_id, prompt))
+            self._deadlines.begin(sample_id)
             admitted.append(sample_id)
         return admitted
-
-    @property
-    def _wanted(self) -> int:
-        """Samples that are still to be admitted for the run's total."""
-        return self._total - (self._admitted - self._failed - self._dropped)
 
     def _in_flight_limit(self) -> int:
         ready = len(self._fleet.feeds())
         return max(ready, int(IN_FLIGHT_OVER_PLACES * ready * self._rollout.max_num_seqs) // self._rollout.n)
-
-    def _send_again(self) -> None:
-        while self._orphans and self._fleet.send(self._orphans[0]) is not None:
-            self._orphans.popleft()
 
     def _on_orphans(self, requests: Sequence[GenerationRequest]) -> None:
         self._validator.reassign([r for r in requests if r.request_id.startswith(PREFIX)])
         again = self._groups.reissue([r for r in requests if not r.request_id.startswith(PREFIX)])
         for sample_id, fresh in again.items():
             if self._groups.losses(sample_id) >= self._rollout.max_sample_losses:
-                self._groups.close(sample_id)
-                self._set_aside(sample_id, f"its replica was lost {self._rollout.max_sample_losses} times")
+                error = f"its replica was lost {self._rollout.max_sample_losses} times"
+                if not self._goes_on(self._groups.give_up(sample_id), error):
+                    self._endings.fail(sample_id, error)
             else:
-                self._orphans.append(fresh)
+                self._orphans.add(fresh)
         self._may_admit.set()
 
-    def _set_aside(self, sample_id: str, error: str) -> None:
-        self._failed += 1
-        self._release(sample_id)
-        self._events.emit(SampleFailed(ids=[sample_id], error=error))
+    async def _end_overdue_samples(self) -> None:
+        while True:
+            for sample_id in await self._deadlines.overdue():
+                given_up = self._groups.give_up(sample_id)
+                if given_up is not None and not self._goes_on(given_up, SAMPLE_TIMEOUT):
+                    self._endings.drop(sample_id, SAMPLE_TIMEOUT, given_up.lengths)
 
-    def _release(self, sample_id: str) -> None:
-        """This sample will not reach the trainer: its place is free, and another is made for it."""
-        self._admitted_under.pop(sample_id, None)
-        self._budget.give_back()
-        self._may_admit.set()
+    def _goes_on(self, given_up: GivenUp | None, reason: str) -> bool:
+        """Whether the group goes on with what it has; nobody waits for the rest any more."""
+        if given_up is None:
+            return False
+        self._fleet.abort(given_up.unwanted)
+        if given_up.survivors is None:
+            return False
+        self._reduce(given_up.survivors, reason)
+        return True
+
+    def _reduce(self, group: Group, reason: str) -> None:
+        lacking = group.completions.count(None)
+        self._events.emit(GroupReduced(sample_id=group.sample_id, lacking=lacking, reason=reason))
+        self._score(group)
+
+    def _score(self, group: Group) -> None:
+        self._deadlines.end(group.sample_id)
+        self._scorer.submit(group)
 
     def _admission_wait(self) -> str:
         if not self._fleet.feeds():
             return "a replica that has confirmed a version"
-        if self._budget.free == 0:
-            return f"a new version (staleness budget {self._budget.used} of {self._budget.allowed} samples used)"
+        budget = self._outstanding.budget
+        if self._outstanding.admissible(self._published) == 0:
+            return f"a new version (staleness budget {budget.used} of {budget.allowed} samples used)"
         return f"completions ({len(self._groups)} samples in flight)"
 
     def _on_completions(self, replica_id: str, completions: Sequence[Completion]) -> None:
@@ -338,10 +370,13 @@ class FullyAsyncRollouter:
                 training.append(completion)
         taken = self._groups.take(training)
         for group in taken.whole:
-            self._scorer.submit(group)
+            self._score(group)
+        for group, error in taken.reduced:
+            self._reduce(group, error)
         for sample_id, error in taken.refused.items():
-            self._set_aside(sample_id, error)
-        self._orphans.extend([request] for request in taken.again)
+            self._endings.fail(sample_id, error)
+        for request in taken.again:
+            self._orphans.add([request])
         if taken.zombies:
             self._events.emit(ZombiesRefused(replica=replica_id, completions=taken.zombies))
         self._may_admit.set()
@@ -349,43 +384,6 @@ class FullyAsyncRollouter:
     def _on_sample(self, sample: Sample) -> None:
         rewards = [response.reward for response in sample.responses]
         if self._filters and len(rewards) > 1 and max(rewards) == min(rewards):
-            self._failed += 1
-            self._release(sample.sample_id)
-            self._events.emit(SampleDropped(ids=[sample.sample_id], reason="zero_variance"))
+            self._endings.drop(sample.sample_id, "zero_variance", response_lengths([sample]))
         else:
-            self._hand_over(sample)
-
-    def _hand_over(self, sample: Sample) -> None:
-        self._ready[sample.sample_id] = sample
-        self._scored.set()
-
-    async def _put(self) -> None:
-        delivered = self._taken_before
-        while True:
-            while not self._ready:
-                self._scored.clear()
-                await self._scored.wait()
-            samples = list(islice(self._ready.values(), AT_ONCE))
-            await self._waits.bounded(
-                self._queue.put_samples([encode_sample(sample) for sample in samples]),
-                seconds=self._stall_seconds + QUEUE_ANSWERS_SECONDS,  # the queue itself says when there is no room
-                what="the message queue to take samples",
-                culprit="message queue",
-            )
-            for sample in samples:
-                del self._ready[sample.sample_id]
-            delivered += len(samples)
-            self._show.show(samples[-1])
-            # With the policy drop, a dropped sample is made again, however late.
-            if delivered >= self._total and self._lag_policy != "drop":
-                await self._queue.finish("rollouter")
-
-    # -- what people see -----------------------------------------------------------------------------------------------
-
-    def _show_admission(self) -> None:
-        if self._clock.now() - self._level_at < SHOW_EVERY_SECONDS:
-            return
-        self._level_at = self._clock.now()
-        self._events.emit(
-            AdmissionLevel(used=self._budget.used, allowed=self._budget.allowed, in_flight=len(self._groups))
-        )
+            self._putter.hand_over(sample)

@@ -1,20 +1,22 @@
 """Scorer: whole groups in, scored samples out; a bad reward affects its own sample alone.
 
 consumes: groups whose responses have all come back; produces: samples, or a named failure; waits for: the reward
-function, at most `timeout_seconds` per response; unblocked by: its answer or the deadline. Groups are scored beside
-each other, at most `at_once` of them.
+function; unblocked by: its answer or its deadline (`BoundedReward`). Groups are scored beside each other. The first
+response of a group goes ahead, the others follow together: a row that no function can score costs one deadline, not one
+for each of its responses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 
-from paceline.core.errors import PacelineError, RewardError
-from paceline.core.ports import RewardFn, TextDecoder
-from paceline.core.sample import Completion, Prompt, Response, Sample
-from paceline.core.sections.reward import RewardConfig
+import msgspec
+
+from paceline.core.errors import RewardError
+from paceline.core.ports import TextDecoder
+from paceline.core.sample import Completion, Response, Sample
+from paceline.rollout.bounded_reward import BoundedReward
 from paceline.rollout.groups import Group
 
 
@@ -23,10 +25,9 @@ class Scorer:
 
     def __init__(
         self,
-        config: RewardConfig,
         *,
         life: int,
-        reward: RewardFn,
+        reward: BoundedReward,
         decoder: TextDecoder,
         on_sample: Callable[[Sample], None],
         on_failure: Callable[[str, str], None],
@@ -34,8 +35,6 @@ class Scorer:
         self._life = life
         self._reward = reward
         self._decoder = decoder
-        self._timeout_seconds = config.timeout_seconds
-        self._places = asyncio.Semaphore(config.num_workers)
         self._on_sample = on_sample
         self._on_failure = on_failure
         self._groups: asyncio.Queue[Group] = asyncio.Queue()
@@ -56,9 +55,7 @@ class Scorer:
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
-                group = await self._groups.get()
-                await self._places.acquire()
-                task = asyncio.ensure_future(self._score(group))
+                task = asyncio.ensure_future(self._score(await self._groups.get()))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         finally:
@@ -67,38 +64,36 @@ class Scorer:
 
     async def _score(self, group: Group) -> None:
         try:
-            responses = [await self._respond(group, completion) for completion in group.completions]
+            responses = await self._respond_to_all(group)
         except RewardError as error:
             self._on_failure(group.sample_id, error.message)
         else:
-            self._on_sample(Sample(group.sample_id, self._life, group.prompt, responses))
+            # What a row has for its reward has done its work: it need not travel on.
+            prompt = msgspec.structs.replace(group.prompt, extra_info={})
+            self._on_sample(Sample(group.sample_id, self._life, prompt, responses))
         finally:
             self._scoring.pop(group.sample_id, None)
-            self._places.release()
 
-    async def _respond(self, group: Group, completion: Completion | None) -> Response:
-        if completion is None:  # a whole group has none missing
-            raise RewardError(f"sample {group.sample_id} lacks a response")
+    async def _respond_to_all(self, group: Group) -> list[Response]:
+        first, *others = [completion for completion in group.completions if completion is not None]
+        responses = [await self._respond(group, first)]
+        calls = [asyncio.ensure_future(self._respond(group, completion)) for completion in others]
+        try:
+            responses.extend(await asyncio.gather(*calls))
+        finally:
+            for call in calls:
+                call.cancel()
+        return responses
+
+    async def _respond(self, group: Group, completion: Completion) -> Response:
         text = self._decoder.decode(completion.token_ids)
+        score = await self._reward.score(group.prompt, text)
         return Response(
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             versions=completion.versions,
             finish_reason=completion.finish_reason,
             text=text,
-            reward=await self._bounded_reward(group.prompt, text),
+            reward=score.value,
+            reward_metrics=score.metrics,
         )
-
-    async def _bounded_reward(self, prompt: Prompt, text: str) -> float:
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                reward: object = await self._reward.score(prompt, text)
-        except TimeoutError as error:
-            raise RewardError(f"reward: no answer within {self._timeout_seconds:g} s") from error
-        except PacelineError:
-            raise
-        except Exception as error:  # a user's function may raise anything; it costs its own sample only
-            raise RewardError(f"reward: {type(error).__name__}: {error}") from error
-        if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise RewardError(f"reward: {reward!r} is not a finite number")
-        return float(reward)

@@ -1,7 +1,7 @@
-"""UsablePrompts: a prompt source without prompts that are longer than allowed.
+"""UsablePrompts: a prompt source without prompts that cannot be sent: longer than allowed, or of a bad row.
 
-Law: what no engine could take is never sent. A prompt that is too long is counted (`prompt.refused`) and the next one
-takes its place, so a batch fills all the same.
+Law: what no engine could take is never sent. A prompt that cannot be is counted (`prompt.refused`, with its name) and
+the next one takes its place, so a batch fills all the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PromptError
 from paceline.core.events import EventSink, PromptRefused
 from paceline.core.ports import PromptSource
 from paceline.core.sample import Prompt
@@ -27,21 +27,30 @@ class UsablePrompts:
         self._events = events
 
     def next_prompt(self) -> Prompt | None:
-        """The next prompt that is short enough.
+        """The next prompt that can be sent.
 
         Raises:
             ConfigError: there seems to be none.
         """
+        last = ""
         for _ in range(MOST_REFUSED_IN_A_ROW):
-            prompt = self._source.next_prompt()
+            try:
+                prompt = self._source.next_prompt()
+            except PromptError as error:
+                last = error.message
+                self._refuse(error.prompt_id, 0, last)
+                continue
             if prompt is None or len(prompt.token_ids) <= self._longest:
                 return prompt
-            self._events.emit(
-                PromptRefused(prompt_id=prompt.prompt_id, tokens=len(prompt.token_ids), allowed=self._longest)
-            )
+            last = f"{prompt.prompt_id} has {len(prompt.token_ids)} tokens"
+            self._refuse(prompt.prompt_id, len(prompt.token_ids), "")
         raise ConfigError(
-            f"data.max_prompt_length={self._longest}: {MOST_REFUSED_IN_A_ROW} prompts in a row are longer"
+            f"data.max_prompt_length={self._longest}: {MOST_REFUSED_IN_A_ROW} prompts in a row are longer or cannot be "
+            f"used, the last one: {last}"
         )
+
+    def _refuse(self, prompt_id: str, tokens: int, reason: str) -> None:
+        self._events.emit(PromptRefused(prompt_id=prompt_id, tokens=tokens, allowed=self._longest, reason=reason))
 
     def validation_prompts(self) -> Sequence[Prompt]:
         """As the source has them; they are checked before anything starts."""

@@ -1,31 +1,47 @@
-"""Validator: greedy accuracy of one published version, measured beside training.
+"""Validator: what one published version is worth, measured beside training.
 
 A validation pins the version on the replicas before the next sync can begin, so its result belongs to that version
 whatever is published meanwhile. One record per requested version: finished, or skipped with the reason. At most
-`max_pinned` validations run at once; nobody waits for one but `wait`.
+`max_pinned` validations run at once; nobody waits for one but `wait`. The trainer's side may have a share of the
+prompts; what it does not do in time the replicas do.
 
-consumes: completions of pinned requests; produces: `validation.*` events; waits for: replicas; unblocked by:
-completions.
+consumes: completions of pinned requests; produces: `validation.*` events; waits for: replicas, the trainer's side;
+unblocked by: completions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
+from paceline.core.commands import ValidationResult
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, WorkerDied
 from paceline.core.events import EventSink, ValidationFinished, ValidationSkipped, ValidationStarted
-from paceline.core.ports import Clock, RewardFn, TextDecoder
-from paceline.core.sample import Completion, GenerationRequest, Prompt, SamplingParams
+from paceline.core.ports import VALIDATOR, Clock, TextDecoder, TrainerSide
+from paceline.core.sample import Completion, GenerationRequest, Prompt
 from paceline.core.waits import Waits
+from paceline.rollout.bounded_reward import BoundedReward
 from paceline.rollout.fleet import Fleet
 from paceline.rollout.replica_feed import ReplicaFeed
+from paceline.rollout.sampling_params import validation_params
+from paceline.rollout.validation_results import fold, score_all
 
 T = TypeVar("T")
 
 PREFIX = "validation:"
+PATIENCE_SECONDS = 2.0  # beyond the deadline, which whoever is slow but alive keeps by itself
+
+
+class _Generated(NamedTuple):
+    """One completion per prompt; so many by the trainer's side, or why it made none."""
+
+    completions: list[Completion]
+    by_trainer: int
+    trainer_error: str
 
 
 class Validator:
@@ -38,19 +54,18 @@ class Validator:
         prompts: Sequence[Prompt],
         stop_token_ids: tuple[int, ...],
         fleet: Fleet,
-        reward: RewardFn,
+        reward: BoundedReward,
         decoder: TextDecoder,
         clock: Clock,
         events: EventSink,
+        leave_result: Callable[[bytes], Awaitable[None]],
     ) -> None:
+        self._leave_result = leave_result
         self._prompts = prompts
-        self._params = SamplingParams(
-            temperature=0.0,
-            top_p=1.0,
-            top_k=-1,
-            max_tokens=config.data.max_response_length,
-            stop_token_ids=stop_token_ids,
-        )
+        self._params = validation_params(config, stop_token_ids)
+        self._n = config.rollout.val_kwargs.n
+        # Half of the places at most: samples are not to wait for a whole validation to be scored.
+        self._scores_at_once = max(1, config.reward.num_workers // 2)
         self._fleet = fleet
         self._reward = reward
         self._decoder = decoder
@@ -66,8 +81,13 @@ class Validator:
         self._unpinning: set[asyncio.Task[None]] = set()
         self._pinned: dict[int, list[ReplicaFeed]] = {}
 
-    async def start(self, version: int, step: int) -> None:
-        """Pin the version on all replicas that serve it and begin; returns once it is pinned."""
+    async def start(self, version: int, step: int, trainer_side: TrainerSide | None = None) -> None:
+        """Pin the version on all replicas that serve it and begin; returns once it is pinned. `trainer_side` takes its
+        share, as one worker among the replicas.
+        """
+        if not self._prompts:
+            self._events.emit(ValidationSkipped(version=version, reason="there are no validation prompts"))
+            return
         if len(self._running) + self._starting >= self._max_pinned:
             self._events.emit(ValidationSkipped(version=version, reason="pin limit"))
             return
@@ -84,7 +104,7 @@ class Validator:
             return
         self._events.emit(ValidationStarted(version=version, problems=len(self._prompts)))
         self._pinned[version] = pinned
-        task = asyncio.ensure_future(self._validate(version, step, pinned))
+        task = asyncio.ensure_future(self._validate(version, step, pinned, trainer_side))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -154,48 +174,88 @@ class Validator:
         else:
             waiting.set_result(completion)
 
-    async def _validate(self, version: int, step: int, feeds: Sequence[ReplicaFeed]) -> None:
+    async def _validate(
+        self, version: int, step: int, feeds: Sequence[ReplicaFeed], trainer_side: TrainerSide | None
+    ) -> None:
         began = self._clock.now()
         try:
-            completions = await self._waits.bounded(
-                self._generate(version, feeds),
+            generated = await self._waits.bounded(
+                self._generate(version, feeds, trainer_side),
                 seconds=self._deadline_seconds,
                 what=f"{len(self._prompts)} validation responses",
                 culprit="replicas",
             )
-            rewards = [
-                await self._reward.score(prompt, self._decoder.decode(completion.token_ids))
-                for prompt, completion in zip(self._prompts, completions, strict=True)
-            ]
+            completions = generated.completions
+            asked = [prompt for prompt in self._prompts for _ in range(self._n)]
+            scores = await score_all(
+                asked, completions, reward=self._reward, decoder=self._decoder, at_once=self._scores_at_once
+            )
         except PacelineError as error:  # a failed validation is a record; training goes on
             self._events.emit(ValidationSkipped(version=version, reason=f"failed: {error.message}"))
             return
         finally:
             del self._pinned[version]
             await self._unpin(version, feeds)
+        results = fold(self._prompts, scores, self._n)
         count = len(completions)
         self._events.emit(
             ValidationFinished(
                 version=version,
                 step=step,
-                accuracy=sum(rewards) / count,
-                problems=count,
+                accuracy=results.accuracy,
+                metrics=results.metrics,
+                problems=len(self._prompts),
                 seconds=self._clock.now() - began,
                 response_length_mean=sum(len(c.token_ids) for c in completions) / count,
+                by_trainer=generated.by_trainer,
+                trainer_error=generated.trainer_error,
             )
         )
+        await self._leave(ValidationResult(version, step, results.accuracy, len(self._prompts)))
 
-    async def _generate(self, version: int, feeds: Sequence[ReplicaFeed]) -> list[Completion]:
-        loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Completion]] = []
-        batches: list[list[GenerationRequest]] = [[] for _ in feeds]
-        for index, prompt in enumerate(self._prompts):
-            request = GenerationRequest(
+    async def _leave(self, result: ValidationResult) -> None:
+        """For the trainer, beside the samples."""
+        leaving = self._leave_result(msgspec.msgpack.encode(result))
+        try:
+            await self._waits.bounded(
+                leaving, seconds=self._reply_seconds, what="the queue to take a result", culprit="message queue"
+            )
+        except PacelineError:
+            return  # it is in the event log; a queue that is gone ends the run where samples go in and out
+
+    async def _generate(
+        self, version: int, feeds: Sequence[ReplicaFeed], trainer_side: TrainerSide | None
+    ) -> _Generated:
+        requests = [
+            GenerationRequest(
                 request_id=f"{PREFIX}{version}:{index}",
                 prompt_ids=list(prompt.token_ids),
                 params=self._params,
                 pinned_version=version,
             )
+            for index, prompt in enumerate(prompt for prompt in self._prompts for _ in range(self._n))
+        ]
+        if trainer_side is None:
+            return _Generated(await self._on_replicas(requests, feeds), 0, "")
+        share = requests[len(feeds) :: len(feeds) + 1]
+        theirs = {request.request_id for request in share}
+        on_trainer = asyncio.ensure_future(self._on_trainer(trainer_side, version, share))
+        try:
+            made = await self._on_replicas([one for one in requests if one.request_id not in theirs], feeds)
+            also_made, error = await on_trainer
+        finally:
+            on_trainer.cancel()
+        by_id = {completion.request_id: completion for completion in [*made, *also_made]}
+        return _Generated([by_id[one.request_id] for one in requests], 0 if error else len(share), error)
+
+    async def _on_replicas(
+        self, requests: Sequence[GenerationRequest], feeds: Sequence[ReplicaFeed]
+    ) -> list[Completion]:
+        """One completion per request, in order."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Completion]] = []
+        batches: list[list[GenerationRequest]] = [[] for _ in feeds]
+        for index, request in enumerate(requests):
             future: asyncio.Future[Completion] = loop.create_future()
             self._expected[request.request_id] = future
             futures.append(future)
@@ -203,4 +263,49 @@ class Validator:
         for feed, batch in zip(feeds, batches, strict=True):
             if batch:
                 feed.send(batch)
-        return list(await asyncio.gather(*futures))
+        try:
+            return list(await asyncio.gather(*futures))
+        finally:
+            for request in requests:
+                self._expected.pop(request.request_id, None)
+
+    async def _on_trainer(
+        self, trainer_side: TrainerSide, version: int, share: Sequence[GenerationRequest]
+    ) -> tuple[list[Completion], str]:
+        """The share's completions, and why the replicas made them where the trainer's side did not."""
+        if not share:
+            return [], ""
+        seconds = self._deadline_seconds / 2  # so that the replicas have time to do it after all
+        call = asyncio.ensure_future(trainer_side.generate(version, share, self._clock.wall() + seconds))
+        try:
+            await asyncio.wait({call}, timeout=seconds + PATIENCE_SECONDS)
+            if call.done():
+                error = _what_is_wrong(call, version, share)
+            else:
+                error = f"{VALIDATOR} did not answer within {seconds + PATIENCE_SECONDS:g} s"
+                self._fleet.report_loss(VALIDATOR, error)  # it may hold the version: its process has to end
+        finally:
+            call.cancel()
+        if not error:
+            return call.result(), ""
+        ready = self._fleet.feeds()
+        left = [feed for feed in self._pinned.get(version, []) if feed in ready]
+        if not left:
+            raise WorkerDied(f"every replica that served the version is lost, and {error}", "replicas")
+        return await self._on_replicas(share, left), error
+
+
+def _what_is_wrong(call: asyncio.Future[list[Completion]], version: int, share: Sequence[GenerationRequest]) -> str:
+    """Why this answer cannot be taken: a failure, or responses that are not one per request and of the version."""
+    if call.cancelled():
+        return f"the call to {VALIDATOR} was cancelled"
+    error = call.exception()
+    if isinstance(error, PacelineError):
+        return error.message
+    if error is not None:
+        raise error
+    made = call.result()
+    if sorted(one.request_id for one in made) != sorted(request.request_id for request in share):
+        return f"{VALIDATOR} made {len(made)} responses to {len(share)} requests"
+    strange = [one for one in made if one.finish_reason in ("abort", "error") or set(one.versions) - {version}]
+    return f"{VALIDATOR} made {len(strange)} responses that are not of the version" if strange else ""

@@ -19,14 +19,15 @@ from paceline.runtime.spec import RunSpec, decode_spec
 
 Outcome = tuple[bool, Any]
 
-HOSTS = {
+HOSTS: Mapping[str, str] = {
     "message_queue": "paceline.runtime.hosts.queue_host:QueueHost",
     "synchronizer": "paceline.runtime.hosts.synchronizer_host:SynchronizerHost",
     "rollouter": "paceline.runtime.hosts.rollouter_host:RollouterHost",
     "trainer": "paceline.runtime.hosts.trainer_host:TrainerHost",
     "replica": "paceline.runtime.hosts.replica_host:ReplicaHost",
+    "validator": "paceline.runtime.hosts.validator_host:ValidatorHost",
 }
-MOVES_WEIGHTS = ("trainer", "replica")
+MOVES_WEIGHTS = ("trainer", "replica", "validator")
 
 
 def kind_of(role: str) -> str:
@@ -35,13 +36,16 @@ def kind_of(role: str) -> str:
 
 
 class HostShell:
-    """One host in its process; what the runtime's actor class forwards to. Those who move weights get `objects`."""
+    """One host in its process; what the runtime's actor class forwards to. Those who move weights get `objects`.
 
-    def __init__(self, role: str, spec_bytes: bytes, objects: ObjectTransport) -> None:
+    `hosts` says which class (`module:name`) hosts which kind of role.
+    """
+
+    def __init__(self, role: str, spec_bytes: bytes, objects: ObjectTransport, hosts: Mapping[str, str]) -> None:
         self._role = role
         self._spec: RunSpec = decode_spec(spec_bytes)
         kind = kind_of(role)
-        module, _, name = HOSTS[kind].partition(":")
+        module, _, name = hosts[kind].partition(":")
         ports = (objects,) if kind in MOVES_WEIGHTS else ()
         self._host = getattr(import_module(module), name)(self._spec, role, *ports)
 

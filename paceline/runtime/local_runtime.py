@@ -14,7 +14,9 @@ from paceline.core.checkpoint_ports import CheckpointStore, TokenJournal
 from paceline.core.config import Config
 from paceline.core.errors import QueueClosed
 from paceline.core.events import EventSink
+from paceline.core.manifest import WeightManifest
 from paceline.core.ports import (
+    VALIDATOR,
     Clock,
     InferenceEngine,
     PromptSource,
@@ -37,12 +39,13 @@ from paceline.sync.parameter_synchronizer import ParameterSynchronizer
 from paceline.sync.weight_transaction import WeightTransaction
 from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.trainer import FullyAsyncTrainer
+from paceline.train.validation_worker import ValidationWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPorts:
-    """The adapters of a local run. `make_engine(i)`, `make_receiver(i)` and `make_journal(i)` serve replica i; without
-    `store` no checkpoint is taken.
+    """The adapters of a local run. `make_engine(i)`, `make_receiver(i)` and `make_journal(i)` serve replica i, the
+    number after the last replica is the trainer's side of validations; without `store` no checkpoint is taken.
     """
 
     backend: TrainBackend
@@ -98,6 +101,7 @@ class LocalRuntime:
             clock=clock,
             events=events,
             resumption=None if resume is None else resume.resumption,
+            trainer_side=self._trainer_side(config, ports, life),
         )
         self.trainer = FullyAsyncTrainer(
             config,
@@ -107,6 +111,7 @@ class LocalRuntime:
             queue=self.queue,
             source=self.rollouter,
             work=ports.work,
+            publish_work=ports.work,
             rollout_log=ports.rollout_log,
             clock=clock,
             events=events,
@@ -116,6 +121,23 @@ class LocalRuntime:
         )
         self.synchronizer = ParameterSynchronizer(
             config, self.trainer, self.rollouter, self.queue, clock=clock, events=events
+        )
+
+    async def captured_manifest(self, version: int) -> WeightManifest:
+        """Of the trainer, which is built after what asks for it."""
+        return await self.trainer.captured_manifest(version)
+
+    def _trainer_side(self, config: Config, ports: LocalPorts, life: int) -> ValidationWorker | None:
+        if not config.async_training.use_trainer_do_validate:
+            return None
+        index = config.rollout.num_replicas
+        return ValidationWorker(
+            engine=ports.make_engine(index),
+            make_transaction=lambda: _transaction(config, ports, life, index, VALIDATOR),
+            snapshots=self,
+            work=ports.work,
+            clock=ports.clock,
+            events=ports.events,
         )
 
     async def run(self) -> None:
@@ -169,14 +191,7 @@ def _replica(config: Config, ports: LocalPorts, life: int, index: int) -> Replic
     return Replica(
         replica_id=replica_id,
         make_engine=lambda: ports.make_engine(index),
-        transaction=WeightTransaction(
-            replica_id=replica_id,
-            life=life,
-            receiver=ports.make_receiver(index),
-            board=ports.board,
-            clock=ports.clock,
-            rules=registry.build_coverage_rules(config),
-        ),
+        transaction=_transaction(config, ports, life, index, replica_id),
         partial_rollout=config.async_training.partial_rollout,
         drain_seconds=config.rollout.drain_timeout_seconds,
         decode_work=ports.work,
@@ -184,4 +199,15 @@ def _replica(config: Config, ports: LocalPorts, life: int, index: int) -> Replic
         clock=ports.clock,
         events=ports.events,
         journal=None if ports.make_journal is None else ports.make_journal(index),
+    )
+
+
+def _transaction(config: Config, ports: LocalPorts, life: int, index: int, name: str) -> WeightTransaction:
+    return WeightTransaction(
+        replica_id=name,
+        life=life,
+        receiver=ports.make_receiver(index),
+        board=ports.board,
+        clock=ports.clock,
+        rules=registry.build_coverage_rules(config),
     )

@@ -6,8 +6,9 @@ import os
 import secrets
 from pathlib import Path
 
-QUIET_AND_PRIVATE = {
-    "RAY_AUTH_MODE": "token",
+from paceline.runtime.process_tree import TOKEN_VARIABLE
+
+QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     "RAY_enable_metrics_collection": "0",
@@ -28,6 +29,22 @@ def prepare_environment(private_dir: Path) -> None:
 
     What libraries cache on disk goes to `private_dir`, which ends with the run.
     """
-    os.environ.update(QUIET_AND_PRIVATE)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_dir / "torchinductor")
+    prepare_joining(private_dir)
+    os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def prepare_joining(private_dir: Path) -> None:
+    """The same for a run that joins a running cluster: how that one tells its users apart is left as it is."""
+    os.environ.update(_of_the_run(private_dir))
+
+
+def variables_of_workers(private_dir: Path) -> dict[str, str]:
+    """What the run's processes need that a cluster starts, which does not inherit this process's environment."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    mark = {} if token is None else {TOKEN_VARIABLE: token}  # the process guard knows them by it
+    return {**_of_the_run(private_dir), **mark}
+
+
+def _of_the_run(private_dir: Path) -> dict[str, str]:
+    return {**QUIET, "TORCHINDUCTOR_CACHE_DIR": str(private_dir / "torchinductor")}

@@ -25,10 +25,11 @@ from ray._private.worker import global_worker
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OwnerDiedError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from paceline.core.errors import CapacityError, DeadlineExceeded, PacelineError, SyncError, WorkerDied
-from paceline.runtime.host_actor import HostShell, Outcome, unwrap
+from paceline.core.errors import CapacityError, ConfigError, DeadlineExceeded, PacelineError, SyncError, WorkerDied
+from paceline.runtime.host_actor import HOSTS, HostShell, Outcome, unwrap
 from paceline.runtime.model_files import weight_bytes
 from paceline.runtime.placement import Node, place_replicas, store_bytes
+from paceline.runtime.ray_environment import variables_of_workers
 from paceline.runtime.spec import RunSpec, encode_spec
 from paceline.runtime.stop_signal import StopRequested, StopSignal
 
@@ -80,12 +81,17 @@ class RayObjects:
         self._readers: dict[bytes, Counter[str]] = {}
         self._lock = threading.Lock()  # lending is asked for on the event loop, the rest in a thread
 
+    @property
+    def node(self) -> str:
+        """See the port."""
+        node_id: str = ray.get_runtime_context().get_node_id()
+        return node_id
+
     # -- owner's side --------------------------------------------------------------------------------------------------
 
     def check_room(self, needed_bytes: int) -> None:
         """See the port."""
-        own = ray.get_runtime_context().get_node_id()
-        node = next(node for node in living_nodes() if node.node_id == own)
+        node = next(node for node in living_nodes() if node.node_id == self.node)
         if needed_bytes > node.store_bytes:
             raise CapacityError(
                 f"weights need {needed_bytes} bytes of object store on {node}, but it has {node.store_bytes} bytes"
@@ -194,10 +200,12 @@ def _restore_signals() -> None:
 class _HostActor:
     """The one actor class: a host, and its peers as `RemotePart`s. `trainer` is the actor that owns the weights."""
 
-    def __init__(self, role: str, spec_bytes: bytes, trainer: Any | None, trainer_name: str) -> None:
+    def __init__(
+        self, role: str, spec_bytes: bytes, trainer: Any | None, trainer_name: str, hosts: Mapping[str, str]
+    ) -> None:
         _restore_signals()
         self._objects = RayObjects(trainer, trainer_name)
-        self._shell = HostShell(role, spec_bytes, self._objects)
+        self._shell = HostShell(role, spec_bytes, self._objects, hosts)
 
     async def call(self, method: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Outcome:
         return await self._shell.call(method, arguments, keywords)
@@ -217,12 +225,16 @@ class RayRuntime:
     """Starts Ray, launches one actor per role, connects them, stops all.
 
     `address` is that of a running cluster to join, from one of its nodes; without it the run has a Ray of its own.
+    `hosts` is the table of `host_actor`, or another with a class of one's own in it.
     """
 
-    def __init__(self, spec: RunSpec, stop: StopSignal, *, address: str | None = None) -> None:
+    def __init__(
+        self, spec: RunSpec, stop: StopSignal, *, address: str | None = None, hosts: Mapping[str, str] = HOSTS
+    ) -> None:
         self._spec = spec
         self._stop = stop
         self._address = address
+        self._hosts = dict(hosts)
         self._actors: dict[str, Any] = {}
         self._home: Node | None = None
         self._replica_nodes: dict[str, Node] = {}
@@ -244,16 +256,24 @@ class RayRuntime:
         except SystemExit as left:  # while it starts, Ray answers SIGTERM so
             raise StopRequested(signal.SIGTERM).as_error() from left
         except Exception as error:  # errors of any class, from a full disk to a port; none is a fault of this program
-            line = " ".join(str(error).split())[:300]
-            raise PacelineError(f"Ray did not start: {type(error).__name__}: {line}") from error
+            line = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if self._address is not None:
+                raise ConfigError(f"ray.address: cannot join the cluster at {self._address}: {line}") from error
+            raise PacelineError(f"Ray did not start: {line}") from error
         self._place()
 
     def _init(self) -> None:
         if self._address is not None:
-            ray.init(address=self._address, configure_logging=False, log_to_driver=False)
+            variables = variables_of_workers(Path(self._spec.private_dir))
+            ray.init(
+                address=self._address,
+                configure_logging=False,
+                log_to_driver=False,
+                runtime_env={"env_vars": variables},
+            )
             return
         start_local_ray(
-            processes=len(self._spec.replica_ids) + OTHER_ROLES,
+            processes=len(self._spec.replica_ids) + len(self._spec.validator_ids) + OTHER_ROLES,
             store_bytes=self._store_bytes(),
             private_dir=Path(self._spec.private_dir),
         )
@@ -287,7 +307,7 @@ class RayRuntime:
         actor_class = ray.remote(_HostActor)
         actor = actor_class.options(
             num_cpus=0, max_concurrency=MAX_PENDING_CALLS, max_restarts=0, max_task_retries=0, **options
-        ).remote(role, encode_spec(self._spec), self._actors.get(TRAINER), trainer_name)
+        ).remote(role, encode_spec(self._spec), self._actors.get(TRAINER), trainer_name, self._hosts)
         self._actors[role] = actor
         return RemotePart(actor, role, place)
 

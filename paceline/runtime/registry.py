@@ -1,4 +1,4 @@
-"""Which class serves which port: the only place that branches on kinds.
+"""Which class serves which port: the only place that branches on kinds, with `task_parts` for prompts and rewards.
 
 Every function imports what it builds when it is called, so that a light process (queue, synchronizer, rollouter)
 never imports torch.
@@ -6,23 +6,19 @@ never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from paceline.core.checkpoint_ports import CheckpointStore, NoJournal, TokenJournal
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.object_transport import ObjectTransport
-from paceline.core.ports import InferenceEngine, PromptSource, RewardFn, TrainBackend
-from paceline.core.sample import Prompt
+from paceline.core.ports import InferenceEngine, TrainBackend
 from paceline.core.weight_ports import ServingBoard, WeightReceiver, WeightSender
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import SystemClock
-from paceline.task.arithmetic import Problem, problems
 from paceline.tokenizer.fast_tokenizer import FastTokenizer
 
 if TYPE_CHECKING:
@@ -41,54 +37,13 @@ def model_path(config: Config) -> Path:
         Path(config.model.path) if config.model.path else Path(str(resources.files("paceline"))) / "assets/tiny_model"
     )
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model.path: {path} is not a Hugging Face model directory (it has no config.json)")
+        raise ConfigError(f"model.path: {path} is not a local Hugging Face model directory (it has no config.json)")
     return path.absolute()
 
 
 def build_tokenizer(spec: RunSpec) -> FastTokenizer:
     """The model's tokenizer, without transformers."""
     return FastTokenizer(spec.model_path)
-
-
-def check_prompts(config: Config) -> None:
-    """Refuse, before anything starts, what `build_prompts` would refuse.
-
-    Raises:
-        ConfigError: as `build_prompts`.
-    """
-    build_prompts(config, FastTokenizer(str(model_path(config))))
-
-
-def build_prompts(config: Config, tokenizer: FastTokenizer) -> PromptSource:
-    """The embedded arithmetic task.
-
-    Raises:
-        ConfigError: a prompt is longer than `data.max_prompt_length`, or validation has fewer problems than asked for.
-    """
-    from paceline.rollout.prompt_dataset import PromptDataset
-
-    data = config.data
-    validation = problems("validation")
-    if data.val_size > len(validation):
-        raise ConfigError(f"data.val_size: the arithmetic task has {len(validation)} validation problems")
-    return PromptDataset(
-        train=_as_prompts(problems("train"), tokenizer, data.max_prompt_length),
-        validation=_as_prompts(validation[: data.val_size], tokenizer, data.max_prompt_length),
-        seed=data.seed,
-    )
-
-
-def restore_prompts(prompts: PromptSource, encoded: bytes) -> None:
-    """Put the prompts where they stood in an earlier life.
-
-    Raises:
-        ConfigError: they were another data set, or cannot be put there.
-    """
-    from paceline.rollout.prompt_dataset import DatasetCursor, PromptDataset
-
-    if not isinstance(prompts, PromptDataset):
-        raise ConfigError(f"a run cannot go on: {type(prompts).__name__} does not know how to return to a place")
-    prompts.restore(msgspec.msgpack.decode(encoded, type=DatasetCursor))
 
 
 def build_checkpoints(spec: RunSpec) -> CheckpointStore:
@@ -110,32 +65,6 @@ def build_journal(spec: RunSpec, replica_id: str) -> TokenJournal:
     return FileJournal(spec.journal_dir, replica_id, spec.life, keeps="all" if trainer.save_freq else "open")
 
 
-def _as_prompts(chosen: Sequence[Problem], tokenizer: FastTokenizer, longest: int) -> list[Prompt]:
-    prompts = [
-        Prompt(
-            prompt_id=problem.problem_id,
-            text=problem.prompt,
-            token_ids=tuple(tokenizer.encode(problem.prompt)),
-            ground_truth=problem.answer,
-            data_source="arithmetic",
-        )
-        for problem in chosen
-    ]
-    too_long = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    if len(too_long.token_ids) > longest:
-        raise ConfigError(
-            f"data.max_prompt_length: {too_long.text!r} has {len(too_long.token_ids)} tokens, more than {longest}"
-        )
-    return prompts
-
-
-def build_reward(spec: RunSpec) -> RewardFn:
-    """The scorer of the embedded task."""
-    from paceline.reward.arithmetic_reward import ArithmeticReward
-
-    return ArithmeticReward()
-
-
 def build_backend(spec: RunSpec, threads: int) -> TrainBackend:
     """The train backend; sets this process's torch threads."""
     import torch
@@ -143,7 +72,13 @@ def build_backend(spec: RunSpec, threads: int) -> TrainBackend:
     from paceline.backend.torch_backend import TorchBackend
 
     torch.set_num_threads(threads)
-    return TorchBackend(model_path=spec.model_path, actor=spec.config.actor, seed=spec.config.trainer.seed)
+    config = spec.config
+    return TorchBackend(
+        model_path=spec.model_path,
+        actor=config.actor,
+        seed=config.trainer.seed,
+        correction=config.algorithm.rollout_correction,
+    )
 
 
 def build_sender(spec: RunSpec, threads: int, objects: ObjectTransport) -> WeightSender:
@@ -163,6 +98,7 @@ def build_sender(spec: RunSpec, threads: int, objects: ObjectTransport) -> Weigh
         threads=threads,
         keep=config.checkpoint_engine.keep,
         any_value=config.checkpoint_engine.any_value,
+        delta=config.checkpoint_engine.mode,
         arena=config.checkpoint_engine.engine_kwargs.shared_memory.arena,
     )
 
@@ -186,9 +122,14 @@ def build_receiver(spec: RunSpec, replica_id: str, objects: ObjectTransport) -> 
         return _filesystem_receiver(spec.config, replica_id)
     if engine.backend == "ray_object":
         from paceline.checkpoint_engine.ray_object import RayObjectReceiver
+        from paceline.store.node_digests import NodeDigests
 
         return RayObjectReceiver(
-            objects, holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds
+            objects,
+            holder=replica_id,
+            verify=engine.verify,
+            deadline_seconds=engine.sync_timeout_seconds,
+            digests=NodeDigests(str(spec.serving_dir / "digests")),
         )
     return SharedMemoryReceiver(holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds)
 
@@ -204,6 +145,7 @@ def _ray_object_sender(config: Config, threads: int, objects: ObjectTransport) -
         threads=threads,
         keep=config.checkpoint_engine.keep,
         any_value=config.checkpoint_engine.any_value,
+        delta=config.checkpoint_engine.mode,
     )
 
 
@@ -216,11 +158,13 @@ def _filesystem_sender(config: Config, threads: int) -> WeightSender:
         keep_versions=options.keep,
         keep_seconds=options.keep_seconds,
         shard_bytes=options.shard_megabytes << 20,
+        full_every=options.full_every,
         dtype=config.rollout.dtype,
         nonfinite=config.checkpoint_engine.guard,
         threads=threads,
         keep=config.checkpoint_engine.keep,
         any_value=config.checkpoint_engine.any_value,
+        delta=config.checkpoint_engine.mode,
         clock=SystemClock(),
     )
 
@@ -273,8 +217,10 @@ def engine_factory(spec: RunSpec, replica_id: str, threads: int) -> Callable[[],
 
     torch.set_num_threads(threads)
     config = spec.config
+    number = replica_id.rpartition("-")[2]
+    place = int(number) if number.isdigit() else config.rollout.num_replicas  # what is no replica comes after them
     # A later life draws other random numbers; 7919 lives and replicas do not share one.
-    seed = config.trainer.seed * 1000 + int(replica_id.rpartition("-")[2]) + 7919 * (spec.life - FIRST_LIFE)
+    seed = config.trainer.seed * 1000 + place + 7919 * (spec.life - FIRST_LIFE)
     made = 0
 
     def make() -> InferenceEngine:

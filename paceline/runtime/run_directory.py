@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
+from paceline.core.ports import VALIDATOR
 from paceline.core.threads import plan_threads
 from paceline.observability.reader import read_events
 from paceline.observability.summary import encode_summary, fold_summary
@@ -63,7 +64,11 @@ def create_run(config: Config, lock: RunLock | None = None) -> RunSpec:
         run_dir=str(run_dir),
         private_dir=tempfile.mkdtemp(prefix=TEMP_DIR_PREFIX),
         model_path=str(model_path(config)),
-        threads=plan_threads(len(os.sched_getaffinity(0)), config.rollout.num_replicas),
+        threads=plan_threads(
+            len(os.sched_getaffinity(0)),
+            config.rollout.num_replicas,
+            [VALIDATOR] if config.async_training.use_trainer_do_validate else [],
+        ),
         config_tree=tree,
         lineage=lineage,
         resumed=None if point is None else point.resumed(),

@@ -9,6 +9,7 @@ import msgspec
 
 from paceline.core.config import Config, build_config
 from paceline.core.events import RunResumed
+from paceline.core.ports import VALIDATOR
 from paceline.core.version import Lineage
 
 
@@ -70,6 +71,11 @@ class RunSpec(msgspec.Struct, frozen=True):
     def replica_ids(self) -> list[str]:
         """Names of the replicas."""
         return [f"replica-{index}" for index in range(self.config.rollout.num_replicas)]
+
+    @property
+    def validator_ids(self) -> list[str]:
+        """Names of the processes of the trainer's side of validations: one, or none."""
+        return [VALIDATOR] if self.config.async_training.use_trainer_do_validate else []
 
 
 def encode_spec(spec: RunSpec) -> bytes:

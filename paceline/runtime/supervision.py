@@ -37,7 +37,8 @@ class Supervisor:
     """Runs the parts; the end of `trainer` ends the run, `on_started` is called once the runtime is up.
 
     A replica whose process died, or that the rollouter lost because it does not answer, is ended and started again up
-    to `max_restarts` times; then it is taken out. Any other part's death ends the run.
+    to `max_restarts` times; then it is taken out. The run goes on without a part of `spare_roles` that died. Any other
+    part's death ends the run.
     """
 
     def __init__(
@@ -49,16 +50,21 @@ class Supervisor:
         max_restarts: int,
         waits: Waits,
         on_started: Callable[[], None],
+        spare_roles: Sequence[str] = (),
     ) -> None:
         self._runtime = runtime
         self._replica_roles = list(replica_roles)
-        self._roles = [TRAINER, *replica_roles, *(role for role in other_roles if role != TRAINER)]
+        self._spare_roles = list(spare_roles)
+        others = (role for role in other_roles if role != TRAINER)
+        self._roles = [TRAINER, *replica_roles, *others, *spare_roles]
+        self._max_restarts = max_restarts
         self._restarts_left = dict.fromkeys(replica_roles, max_restarts)
         self._waits = waits
         self._on_started = on_started
         self._parts: dict[str, Any] = {}
         self._running: dict[asyncio.Task[None], str] = {}
         self._returning: set[str] = set()
+        self._new_replica_wanted = asyncio.Event()
 
     async def run(self) -> None:
         """Start, connect, run to the end.
@@ -79,6 +85,15 @@ class Supervisor:
         finally:
             for task in [*self._running, losses]:
                 task.cancel()
+
+    def add_replica(self) -> str:
+        """Have one more replica started beside the others, in a run that lives; its role. It gets traffic once it has
+        confirmed a version, and is looked after as all are.
+        """
+        role = f"replica-{len(self._replica_roles)}"
+        self._replica_roles.append(role)
+        self._new_replica_wanted.set()
+        return role
 
     async def preempt(self, seconds: float) -> None:
         """Have the trainer save, if it can within this time; to be called before `stop`."""
@@ -114,14 +129,19 @@ class Supervisor:
 
     async def _until_done(self, losses: asyncio.Task[None]) -> None:
         while True:
-            watched: set[asyncio.Task[None]] = {*self._running, losses}
-            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            wanted = asyncio.ensure_future(self._new_replica_wanted.wait())
+            try:
+                watched: set[asyncio.Task[Any]] = {*self._running, losses, wanted}
+                done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                wanted.cancel()
             if losses in done:
                 losses.result()
-            ended = {self._running.pop(task): task.exception() for task in done if task is not losses}
+            self._launch_new_replicas()
+            ended = {self._running.pop(task): task.exception() for task in done & self._running.keys()}
             deaths = {role: error for role, error in ended.items() if isinstance(error, WorkerDied)}
             for role, error in [*deaths.items(), *ended.items()]:  # a death is the cause of the others' errors
-                if role in self._restarts_left and isinstance(error, WorkerDied):
+                if isinstance(error, WorkerDied) and (role in self._restarts_left or role in self._spare_roles):
                     continue
                 if error is not None:
                     raise error
@@ -130,7 +150,8 @@ class Supervisor:
             if TRAINER in ended:
                 return
             for role, error in deaths.items():
-                await self._replace(role, error)
+                if role in self._restarts_left:
+                    await self._replace(role, error)
 
     async def _replace(self, role: str, error: WorkerDied) -> None:
         """Start a dead replica again beside the others, or take it out."""
@@ -143,6 +164,16 @@ class Supervisor:
                 raise WorkerDied(f"no replica is left and none may be started again: {error.message}", role)
             return
         self._restarts_left[role] -= 1
+        self._launch_beside_the_others(role)
+
+    def _launch_new_replicas(self) -> None:
+        self._new_replica_wanted.clear()
+        for role in self._replica_roles:
+            if role not in self._parts:
+                self._restarts_left[role] = self._max_restarts
+                self._launch_beside_the_others(role)
+
+    def _launch_beside_the_others(self, role: str) -> None:
         self._returning.add(role)
         self._parts[role] = self._runtime.launch(role)
         self._running[asyncio.ensure_future(self._rejoin(role))] = role

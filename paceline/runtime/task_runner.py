@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -23,19 +23,23 @@ from paceline.core.waits import Waits
 from paceline.observability.display import Display, open_display
 from paceline.observability.event_log import EventLog
 from paceline.observability.reader import EventTail
+from paceline.runtime.host_actor import HOSTS
 from paceline.runtime.library_output import LibraryOutput
-from paceline.runtime.model_files import weight_bytes
+from paceline.runtime.model_files import check_model, weight_bytes
 from paceline.runtime.placement import check_local_store
 from paceline.runtime.process_guard import ProcessGuard
-from paceline.runtime.ray_environment import prepare_environment
-from paceline.runtime.registry import check_prompts, model_path
+from paceline.runtime.ray_address import cluster_address
+from paceline.runtime.ray_environment import prepare_environment, prepare_joining
+from paceline.runtime.registry import model_path
 from paceline.runtime.run_directory import close_run, create_run
 from paceline.runtime.run_lock import RunLock
+from paceline.runtime.serving import check_serving
 from paceline.runtime.socket_paths import check_socket_paths
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.stop_signal import StopSignal
 from paceline.runtime.supervision import PartsRuntime, Supervisor
 from paceline.runtime.system import SystemClock
+from paceline.runtime.task_parts import check_task, settle_paths
 
 OTHER_ROLES = ("trainer", "rollouter", "message_queue", "synchronizer")
 FOLLOW_SECONDS = 0.25
@@ -57,12 +61,20 @@ class FullyAsyncTaskRunner:
         command_wall: float,
     ) -> None:
         self._spec = spec
-        self._runtime = runtime
         self._displays = list(displays)
         self._stop = stop
         self._command_wall = command_wall
         self._clock = SystemClock()
         self._events = EventLog(spec.events_path, "driver", self._clock.wall)
+        self._supervisor = Supervisor(
+            runtime=runtime,
+            replica_roles=spec.replica_ids,
+            other_roles=OTHER_ROLES,
+            spare_roles=spec.validator_ids,
+            max_restarts=spec.config.rollout.max_replica_restarts,
+            waits=Waits(who="driver", clock=self._clock, events=self._events),
+            on_started=stop.install,
+        )
         self._tail = EventTail.at_end(spec.events_path)  # displays show this life; the summary folds over all of them
 
     async def run(self) -> None:
@@ -74,14 +86,7 @@ class FullyAsyncTaskRunner:
         self._record_start()
         self._show(lambda display: display.start())
         following = asyncio.ensure_future(self._follow())
-        supervisor = Supervisor(
-            runtime=self._runtime,
-            replica_roles=self._spec.replica_ids,
-            other_roles=OTHER_ROLES,
-            max_restarts=self._spec.config.rollout.max_replica_restarts,
-            waits=Waits(who="driver", clock=self._clock, events=self._events),
-            on_started=self._stop.install,
-        )
+        supervisor = self._supervisor
         try:
             await self._stop.race(supervisor.run())
         except PacelineError as error:
@@ -99,6 +104,10 @@ class FullyAsyncTaskRunner:
             self._record_end("completed", None)
         finally:
             following.cancel()
+
+    def add_replica(self) -> str:
+        """See `Supervisor`."""
+        return self._supervisor.add_replica()
 
     def sum_up(self) -> None:
         """Write the summary and show it; to be called once no process of the run writes events any more."""
@@ -154,25 +163,30 @@ def exit_code(error: PacelineError | None) -> int:
     return 1
 
 
-def run_training(config: Config, *, command_wall: float) -> int:
-    """Run the main job; returns 0.
+def run_training(config: Config, *, command_wall: float, hosts: Mapping[str, str] = HOSTS) -> int:
+    """Run the main job; returns 0. `hosts` says which class hosts which kind of role (`host_actor`).
 
     Raises:
         PacelineError: refused, failed or interrupted; `exit_code` tells the process's exit code.
     """
     check_socket_paths()
-    check_prompts(config)
-    check_local_store(config, weight_bytes(config, model_path(config)))
+    config = settle_paths(config)
+    check_model(config, model_path(config))
+    check_task(config)
+    check_serving(config)
+    address = cluster_address(config)
+    if address is None:
+        check_local_store(config, weight_bytes(config, model_path(config)))
     with StopSignal() as stop:
         lock = RunLock()
         spec = create_run(config, lock)
         guard = ProcessGuard.start([Path(spec.private_dir)])
-        prepare_environment(Path(spec.private_dir))
+        (prepare_environment if address is None else prepare_joining)(Path(spec.private_dir))
         with LibraryOutput(Path(spec.run_dir)) as output:
             # After the environment, which Ray reads when it is imported.
             from paceline.runtime.ray_runtime import RayRuntime
 
-            runtime = RayRuntime(spec, stop)
+            runtime = RayRuntime(spec, stop, address=address, hosts=hosts)
             displays = _displays(spec, output.screen)
             runner = FullyAsyncTaskRunner(spec, runtime, displays, stop=stop, command_wall=command_wall)
             try:

@@ -29,17 +29,26 @@ def lock_shared(fd: int, deadline_seconds: float) -> bool:
 
     The owner holds its lock only for a capture or for the moment of a test, so a failed try is repeated.
     """
-    end = time.monotonic() + deadline_seconds
-    while not _try_lock(fd, fcntl.LOCK_SH):
-        if time.monotonic() >= end:
-            return False
-        time.sleep(_RETRY_SECONDS)
-    return True
+    return _lock_within(fd, fcntl.LOCK_SH, deadline_seconds)
+
+
+def lock_exclusive(fd: int, deadline_seconds: float) -> bool:
+    """The lock that only one may have; False when another kept it for all of the deadline."""
+    return _lock_within(fd, fcntl.LOCK_EX, deadline_seconds)
 
 
 def unlock(fd: int) -> None:
     """End the lock of this descriptor's description, whoever else has a descriptor of it."""
     fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _lock_within(fd: int, kind: int, deadline_seconds: float) -> bool:
+    end = time.monotonic() + deadline_seconds
+    while not _try_lock(fd, kind):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_RETRY_SECONDS)
+    return True
 
 
 def _try_lock(fd: int, kind: int) -> bool:

@@ -1,7 +1,8 @@
 """The versions of one writer on one node: a fixed number of arenas, one of them the newest published version.
 
-States of an arena: FREE -> WRITING -> HOLDS(version) -> FREE again, once it is neither the newest nor leased. A capture
-never waits: where no arena is free it is refused, with the names of the holders. Versions only rise.
+States of an arena: FREE -> WRITING -> HOLDS(version) -> FREE again, once it is not leased. The newest version is given
+up last, and only when nobody has taken it and every other arena is leased: a version that no reader could take blocks
+nothing. A capture never waits: where no arena is free it is refused, with the names of the holders. Versions only rise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import SyncError, VersionError
 from paceline.store.arena import Arena
@@ -37,6 +41,7 @@ class WeightStore:
             raise
         self._versions: dict[str, int | None] = {arena.arena_id: None for arena in self._arenas}
         self._newest: str | None = None
+        self._last_version: int | None = None
         self._writing: str | None = None
         self._mutex = threading.Lock()
         self._server = ArenaServer(self._home.path, self._descriptor, kind)
@@ -52,7 +57,7 @@ class WeightStore:
 
         Raises:
             VersionError: the version is not above the newest one.
-            SyncError: every arena is leased or the newest; names the holders.
+            SyncError: every arena is leased; names the holders.
         """
         arena = self._take(version)
         published: int | None = None
@@ -66,6 +71,12 @@ class WeightStore:
                 self._writing = None
                 if published is not None:
                     self._newest = arena.arena_id
+                    self._last_version = published
+
+    def payload(self, arena_id: str) -> NDArray[np.uint8] | None:
+        """The bytes of an arena, for reading; None when there is no such arena."""
+        with self._mutex:
+            return next((arena.array for arena in self._arenas if arena.arena_id == arena_id), None)
 
     def blocking_holders(self) -> list[str]:
         """Who keeps the next capture from finding an arena; empty when one is free."""
@@ -88,27 +99,29 @@ class WeightStore:
         with self._mutex:
             if self._writing is not None:
                 raise SyncError("another capture is being written")
-            newest = None if self._newest is None else self._versions[self._newest]
-            if newest is not None and version <= newest:
-                raise VersionError(f"version {version} cannot follow version {newest}")
-            # Without a version first, then the oldest: what is newer may still be asked for.
-            for arena in sorted(self._spare(), key=lambda arena: self._versions[arena.arena_id] or -1):
+            if self._last_version is not None and version <= self._last_version:
+                raise VersionError(f"version {version} cannot follow version {self._last_version}")
+            for arena in self._in_order():
                 if arena.begin_write():
                     self._server.forget_digests(arena.arena_id)
                     self._versions[arena.arena_id] = None
+                    self._newest = None if arena.arena_id == self._newest else self._newest
                     self._writing = arena.arena_id
                     return arena
             raise SyncError(f"no free arena for version {version}: held by {', '.join(self._blocking())}")
 
-    def _spare(self) -> list[Arena]:
-        return [arena for arena in self._arenas if arena.arena_id not in (self._newest, self._writing)]
+    def _in_order(self) -> list[Arena]:
+        """Those that a capture may take, best first: without a version, then the oldest, the newest last."""
+        others = [arena for arena in self._arenas if arena.arena_id != self._writing]
+        return sorted(others, key=lambda arena: (arena.arena_id == self._newest, self._versions[arena.arena_id] or -1))
 
     def _blocking(self) -> list[str]:
         names: list[str] = []
-        for arena in self._spare():
+        for arena in self._in_order():
             if not arena.is_leased():
                 return []
-            names += self._server.holders(arena.arena_id) or [f"an unnamed holder of arena {arena.arena_id}"]
+            if arena.arena_id != self._newest:
+                names += self._server.holders(arena.arena_id) or [f"an unnamed holder of arena {arena.arena_id}"]
         return list(dict.fromkeys(names))
 
     def _descriptor(self, request: ArenaRequest) -> int:

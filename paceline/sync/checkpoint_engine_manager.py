@@ -1,12 +1,14 @@
 """CheckpointEngineManager: moves one version of the weights from the trainer to every replica.
 
     CAPTURED   the trainer's snapshot is taken; the optimiser is free
+    PUBLISHED  it is encoded and can be asked for; the trainer's next step went on
     STAGED     every replica holds it, verified, beside what it serves; generation went on
     CONFIRMED  every replica has swapped between two decode steps and proved what it serves
 
 Each step has a deadline and the receiver refuses what comes later. No collective: replicas stage and swap
 independently. One that fails is FENCED with its error while the others go on; it keeps serving what it served, whole,
-but counts for nothing until it has confirmed a full snapshot again (`catch_up`, beside everything else).
+but counts for nothing until it has confirmed a full snapshot again (`catch_up`, beside everything else). A delta is
+made against the newest version that a replica has confirmed; one that serves another takes the full version.
 """
 
 from __future__ import annotations
@@ -16,11 +18,21 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from paceline.core.commands import CaptureCommand, CaptureReport, StageCommand, StageReport, SwapCommand, SwapReport
+from paceline.core.commands import (
+    CaptureCommand,
+    CaptureReport,
+    PublishCommand,
+    PublishReport,
+    StageCommand,
+    StageReport,
+    SwapCommand,
+    SwapReport,
+)
 from paceline.core.config import Config
 from paceline.core.errors import DeadlineExceeded, PacelineError, SyncError, WorkerDied
-from paceline.core.events import EventSink, SyncCaptured, SyncConfirmed, SyncStaged
+from paceline.core.events import EventSink, SyncCaptured, SyncConfirmed, SyncStaged, ZombiesRefused
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock, ReplicaControl, TrainerControl
 from paceline.core.version import Version
@@ -35,7 +47,9 @@ class WeightUpdate(msgspec.Struct, frozen=True):
     """What `update_weights` did; seconds per phase, and per replica its proof or why it is fenced."""
 
     version: int
-    capture: CaptureReport
+    manifest: WeightManifest
+    publication: PublishReport
+    staged: dict[str, StageReport]
     swapped: dict[str, SwapReport]
     fenced: dict[str, str]
     phases: dict[str, float]
@@ -125,7 +139,7 @@ class CheckpointEngineManager:
             raise SyncError(f"{replica_id} cannot catch up: there is no version yet, or it has left")
         try:
             if not await self._serves(replica_id, replica, manifest):
-                await self._stage(replica_id, replica, manifest)
+                await self._stage(replica_id, replica, replace(manifest, delta=None))
                 await self._swap(replica_id, replica, manifest)
         except PacelineError as error:
             if isinstance(error, WorkerDied | DeadlineExceeded):
@@ -144,7 +158,7 @@ class CheckpointEngineManager:
     # -- one version ---------------------------------------------------------------------------------------------------
 
     async def update_weights(self, global_steps: int, *, version: int | None = None) -> WeightUpdate:
-        """Capture, stage, swap, confirm. Without `version` the global step is the version, as in the reference.
+        """Capture, publish, stage, swap, confirm. Without `version` the global step is the version.
 
         Raises:
             SyncError: no replica confirmed; every one is named with its error. DeadlineExceeded, WorkerDied and
@@ -158,15 +172,19 @@ class CheckpointEngineManager:
             self._settled.set()
 
     async def _update(self, version: int) -> WeightUpdate:
-        began = self._clock.now()
-        capture = await self._capture(version)
-        captured = self._clock.now()
+        times = [self._clock.now()]
+        await self._capture(version)
+        times.append(self._clock.now())
+        publication = await self._publish(version)
+        manifest = publication.published.manifest
+        times.append(self._clock.now())
         failed: dict[str, str] = {}
         members = self._members()
-        staged = await self._on_each(members, self._stage, capture.manifest, failed)
-        staged_at = self._clock.now()
-        swapped = await self._on_each({name: members[name] for name in staged}, self._swap, capture.manifest, failed)
-        phases = {"capture": captured - began, "stage": staged_at - captured, "swap": self._clock.now() - staged_at}
+        staged = await self._on_each(members, self._stage, manifest, failed)
+        times.append(self._clock.now())
+        swapped = await self._on_each({name: members[name] for name in staged}, self._swap, manifest, failed)
+        times.append(self._clock.now())
+        phases = {name: times[i + 1] - times[i] for i, name in enumerate(("capture", "encode", "stage", "swap"))}
         await self._discard({name: members[name] for name in failed}, version)
         # A replica that left or was started again meanwhile is not the one that confirmed or failed.
         swapped = {name: report for name, report in swapped.items() if self._replicas.get(name) is members[name]}
@@ -177,11 +195,16 @@ class CheckpointEngineManager:
             raise SyncError(f"version {Version.unpack(version)} reached no replica: {causes}")
         for name in swapped:
             self._count_in(name)
-        self._newest = capture.manifest
-        digest = capture.manifest.digest
-        verified = all(staged[name].digest == digest == report.digest for name, report in swapped.items())
+        self._newest = manifest
         return WeightUpdate(
-            version=version, capture=capture, swapped=swapped, fenced=self.fenced, phases=phases, verified=verified
+            version=version,
+            manifest=manifest,
+            publication=publication,
+            staged={name: staged[name] for name in swapped},
+            swapped=swapped,
+            fenced=self.fenced,
+            phases=phases,
+            verified=all(staged[name].digest == manifest.digest == swapped[name].digest for name in swapped),
         )
 
     def _count_in(self, name: str) -> None:
@@ -206,19 +229,27 @@ class CheckpointEngineManager:
         return True
 
     async def _capture(self, version: int) -> CaptureReport:
-        command = CaptureCommand(version=version, sync_id=self._sync_id(), deadline_wall=self._deadline())
+        command = CaptureCommand(
+            version=version,
+            sync_id=self._sync_id(),
+            deadline_wall=self._deadline(),
+            base_version=None if self._newest is None else self._newest.version,
+        )
         report = await self._bounded(self._trainer.capture_weights(command), "the snapshot", "trainer")
-        manifest = report.manifest
         self._events.emit(
             SyncCaptured(
                 version=version,
-                bytes=manifest.total_bytes,
-                digest=manifest.digest,
+                bytes=report.bytes,
+                digest=report.digest,
                 seconds=report.seconds,
                 wait_seconds=report.wait_seconds,
             )
         )
         return report
+
+    async def _publish(self, version: int) -> PublishReport:
+        command = PublishCommand(version=version, sync_id=self._sync_id(), deadline_wall=self._deadline())
+        return await self._bounded(self._trainer.publish_weights(command), "the publication", "trainer")
 
     async def _stage(self, name: str, replica: ReplicaControl, manifest: WeightManifest) -> StageReport:
         command = StageCommand(manifest=manifest, sync_id=self._sync_id(), deadline_wall=self._deadline())
@@ -235,6 +266,9 @@ class CheckpointEngineManager:
             report = await self._bounded(replica.swap(command), "the swap", name)
         if report.digest != manifest.digest:
             raise SyncError(f"{name} serves {report.digest}, not {manifest.digest}")
+        if self._replicas.get(name) is not replica:  # it has left, or another process goes by its name
+            self._events.emit(ZombiesRefused(replica=name, completions=0, confirmations=1))
+            return report
         self._events.emit(
             SyncConfirmed(
                 replica=name, version=report.version, pause_seconds=report.pause_seconds, digest=report.digest

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.core.manifest import WeightManifest
-from paceline.core.weight_ports import StagedWeights
+from paceline.core.weight_ports import StagedChange, StagedWeights
 from paceline.weights.coverage import CoveragePlan
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ class CoveredWeights:
         self._tensors = {name: staged.tensors[sent] for name, sent in plan.sources.items()}
 
     @property
+    def sent(self) -> StagedWeights:
+        """What is covered, under the sent names."""
+        return self._staged
+
+    @property
     def manifest(self) -> WeightManifest:
         return self._staged.manifest
 
@@ -36,6 +41,21 @@ class CoveredWeights:
     @property
     def digest(self) -> str:
         return self._staged.digest
+
+    @property
+    def change(self) -> StagedChange | None:
+        """As sent: by stored names."""
+        return self._staged.change
+
+    @property
+    def taken_bytes(self) -> int:
+        """As sent."""
+        return self._staged.taken_bytes
+
+    @property
+    def base_version(self) -> int | None:
+        """As sent."""
+        return self._staged.base_version
 
     @property
     def sources(self) -> Mapping[str, str]:

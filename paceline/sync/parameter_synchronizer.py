@@ -1,6 +1,6 @@
 """ParameterSynchronizer: the one writer of the published version (V2).
 
-    IDLE -> CAPTURED -> STAGED -> CONFIRMED -> PUBLISHED -> IDLE, or ABORTED from any of them (nothing is published).
+    IDLE -> CAPTURED -> PUBLISHED -> STAGED -> CONFIRMED -> IDLE, or ABORTED from any of them (nothing is announced).
 
 Order of a sync: the manager captures, stages and swaps while replicas generate; the rollouter learns who serves the
 version and who is fenced; the queue learns the version; the rollouter opens its window (and may start a validation
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import Literal
 
 from paceline.core.commands import SyncReport
 from paceline.core.config import Config
@@ -73,7 +74,8 @@ class ParameterSynchronizer:
     ) -> SyncReport:
         """Bring `version` (packed) to every replica and publish it; returns once all have confirmed or are fenced.
 
-        `use_trainer_do_validate` is handed on to the rollouter, which validates on its replicas alone so far.
+        `use_trainer_do_validate` is handed on to the rollouter, which then gives the trainer's side its share of the
+        validation.
 
         Raises:
             NonFiniteWeights: nothing was published; with `nonfinite=skip` the run may go on under the version before.
@@ -234,25 +236,33 @@ class ParameterSynchronizer:
 
     def _completed(self, update: WeightUpdate, phases: dict[str, float], seconds: float) -> SyncReport:
         pauses = {name: report.pause_seconds for name, report in update.swapped.items()}
-        total_bytes = update.capture.manifest.total_bytes
+        published = update.publication.published
+        bases = {report.base_version for report in update.staged.values()}
+        base_version = bases.pop() if len(bases) == 1 else None  # else some replica took the full version
+        mode: Literal["full", "delta"] = "full" if base_version is None else "delta"
+        moved = max(report.bytes for report in update.staged.values())
         self._events.emit(
             SyncCompleted(
                 version=update.version,
-                mode="full",
-                bytes=total_bytes,
+                mode=mode,
+                bytes=moved,
                 seconds=seconds,
                 phases=phases,
                 pauses=pauses,
                 fenced=sorted(update.fenced),
                 verified=update.verified,
+                base_version=base_version,
+                full_bytes=update.manifest.total_bytes,
+                changed_share=published.changed_share,
+                encode_seconds=published.encode_seconds,
             )
         )
         return SyncReport(
             version=update.version,
             published=self._published,
-            base_version=update.capture.manifest.base_version,
-            mode="full",
-            bytes=total_bytes,
+            base_version=base_version,
+            mode=mode,
+            bytes=moved,
             seconds=seconds,
             phases=phases,
             confirmed={name: report.version for name, report in update.swapped.items()},
@@ -260,6 +270,9 @@ class ParameterSynchronizer:
             fenced=update.fenced,
             verified=update.verified,
             publish_lag_seconds=seconds - phases["capture"],
+            full_bytes=update.manifest.total_bytes,
+            changed_share=published.changed_share,
+            encode_seconds=published.encode_seconds,
         )
 
     def _published_name(self) -> str:

@@ -6,7 +6,8 @@ comes late or belongs to another life is refused and changes nothing.
 States: JOINING -> READY(v) -> UPDATING -> READY(w), or FENCED when neither the new nor the old version can be proved.
 Staged weights lie beside the served ones until they are swapped in or discarded. `swap` must run between two decode
 steps. Rollback is binding the version before, whose lease is held until the swap is proved: pointers again for a mapped
-engine, a copy of all its bytes for one that owns its memory.
+engine, a copy of all its bytes for one that owns its memory. Where such an engine was changed in place by a delta, the
+change is subtracted first; it stays UPDATING until `audit` has hashed its memory, beside the decode loop.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from paceline.core.ports import Clock, InferenceEngine
 from paceline.core.version import Version
 from paceline.core.weight_ports import ServingBoard, StagedWeights, WeightReceiver
 from paceline.sync.covered_weights import CoveredWeights
+from paceline.sync.in_place_change import InPlaceChange, in_place_change
 from paceline.sync.served_proof import wrong_tensors
 from paceline.weights.coverage import CoverageRules, plan_coverage
 
@@ -51,6 +53,7 @@ class WeightTransaction:
         self._rules = CoverageRules() if rules is None else rules
         self._state: ReplicaState = "joining"
         self._serving: CoveredWeights | None = None
+        self._unproved: CoveredWeights | None = None  # what was served before a change in place that is not proved yet
         self._staged: dict[int, CoveredWeights] = {}
         self._staged_lock = threading.Lock()  # staging runs in a worker thread beside the decode loop
 
@@ -81,19 +84,35 @@ class WeightTransaction:
         """
         manifest = command.manifest
         self._refuse_late(manifest.version, command.deadline_wall)
+        self.audit(engine)  # a swap whose caller has left may have ended without it
         if self._serving is not None and manifest.version <= self._serving.manifest.version:
             served = Version.unpack(self._serving.manifest.version)
             raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(manifest.version)} is not newer")
         began = self._clock.now()
         plan = plan_coverage(manifest, engine.expected_tensors(), engine.expected_ties(), self._rules)
-        staged = CoveredWeights(self._named("staging", lambda: self._receiver.stage(manifest)), plan)
+        # What is FENCED comes back by a full version alone.
+        base = None if self._serving is None or self._state == "fenced" else self._serving.sent
+        fetched = self._named("staging", lambda: self._receiver.stage(manifest, base, engine.apply))
+        staged = CoveredWeights(fetched, plan)
+        try:
+            self._refuse_late(manifest.version, command.deadline_wall)
+        except LateCommand:  # nobody waits for it or will discard it: it would keep its lease for ever
+            staged.release()
+            raise
         with self._staged_lock:
             previous = self._staged.pop(manifest.version, None)
             self._staged[manifest.version] = staged
         if previous is not None:
             previous.release()
         seconds = self._clock.now() - began
-        return StageReport(replica=self._replica_id, version=manifest.version, digest=staged.digest, seconds=seconds)
+        return StageReport(
+            replica=self._replica_id,
+            version=manifest.version,
+            digest=staged.digest,
+            seconds=seconds,
+            bytes=staged.taken_bytes,
+            base_version=staged.base_version,
+        )
 
     def swap(self, command: SwapCommand, engine: InferenceEngine) -> StagedWeights | None:
         """Serve the staged version from the next step on; returns the weights served before, to be released by the
@@ -113,18 +132,50 @@ class WeightTransaction:
         if previous is not None and command.version <= previous.manifest.version:
             served = Version.unpack(previous.manifest.version)
             raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(command.version)} is not newer")
+        served_well = self._state == "ready"
         self._state = "updating"
+        change: InPlaceChange | None = None
         try:
-            self._named("binding", lambda: engine.bind(staged.tensors, command.version))
-            self._prove(engine, staged)
+            if served_well and previous is not None:
+                change = self._named("looking at", lambda: in_place_change(engine, staged, previous))
+            self._move(engine, staged, change)
         except PacelineError:
-            self._restore(engine, previous)
+            self._restore(engine, previous, change)
             raise
         with self._staged_lock:
             del self._staged[command.version]
         self._serving = staged
-        self._state = "ready"
+        if change is None:
+            self._state = "ready"
+        else:
+            self._unproved = previous
         return previous
+
+    def _move(self, engine: InferenceEngine, staged: CoveredWeights, change: InPlaceChange | None) -> None:
+        if change is not None:
+            self._named("changing in place", change.apply)
+            return
+        self._named("binding", lambda: engine.bind(staged.tensors, staged.manifest.version))
+        self._prove(engine, staged)
+
+    def audit(self, engine: InferenceEngine) -> None:
+        """Prove what the last swap has changed in place, if it has: hashes the engine's memory, in a worker thread.
+
+        Raises:
+            DigestMismatch: it is not the version; the replica is FENCED and takes the version before for its last one.
+        """
+        previous, serving = self._unproved, self._serving
+        if previous is None or serving is None:
+            return
+        self._unproved = None
+        try:
+            self._named("proving", lambda: self._prove(engine, serving))
+        except PacelineError:
+            self._serving = previous
+            self._state = "fenced"
+            serving.release()
+            raise
+        self._state = "ready"
 
     def announce(self, engine: InferenceEngine) -> None:
         """Tell processes outside what is served; after the swap, not in the pause."""
@@ -152,10 +203,21 @@ class WeightTransaction:
             self._serving = None
         self._receiver.close()
 
-    def _restore(self, engine: InferenceEngine, previous: CoveredWeights | None) -> None:
+    def _restore(
+        self, engine: InferenceEngine, previous: CoveredWeights | None, change: InPlaceChange | None = None
+    ) -> None:
         if previous is None:
             self._state = "joining"
             return
+        if change is not None:
+            try:
+                self._named("taking back", change.take_back)
+                self._prove(engine, previous)
+            except PacelineError:
+                pass  # all its bytes are copied back then
+            else:
+                self._state = "ready"
+                return
         try:
             self._named("rolling back", lambda: engine.bind(previous.tensors, previous.manifest.version))
             self._prove(engine, previous)

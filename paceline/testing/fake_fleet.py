@@ -17,6 +17,8 @@ from paceline.core.commands import (
     CaptureReport,
     ExchangeReply,
     ExchangeRequest,
+    PublishCommand,
+    PublishReport,
     ReplicaReport,
     StageCommand,
     StageReport,
@@ -26,14 +28,14 @@ from paceline.core.commands import (
 from paceline.core.config import Config
 from paceline.core.errors import QueueClosed
 from paceline.core.events import Event
-from paceline.core.manifest import WeightManifest
+from paceline.core.manifest import Published, WeightManifest
 from paceline.core.ports import Clock
 from paceline.core.sample import Completion, GenerationRequest
 from paceline.core.version import Version
 from paceline.message_queue import MessageQueue
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.sync.parameter_synchronizer import ParameterSynchronizer
-from paceline.testing.simulation import EndlessPrompts, LengthReward, NumberDecoder
+from paceline.testing.marker_task import EndlessPrompts, LengthReward, NumberDecoder
 from paceline.train.batcher import Batcher
 
 LIFE = 1
@@ -141,9 +143,12 @@ class FakeTrainer:
 
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
         """At once."""
+        return CaptureReport(version=command.version, digest=DIGEST, bytes=0, seconds=0.0, wait_seconds=0.0)
+
+    async def publish_weights(self, command: PublishCommand) -> PublishReport:
+        """At once."""
         manifest = WeightManifest(
             version=command.version,
-            base_version=None,
             tensors=(),
             aliases={},
             total_bytes=0,
@@ -151,7 +156,7 @@ class FakeTrainer:
             arena_id="arena-0",
             address="",
         )
-        return CaptureReport(manifest=manifest, seconds=0.0, wait_seconds=0.0)
+        return PublishReport(published=Published(manifest), seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)

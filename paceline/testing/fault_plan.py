@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 Phase = Literal[
     "capture",
+    "publish",
     "stage",
     "fetch",
     "swap",
@@ -30,6 +31,7 @@ Phase = Literal[
     "pause",
     "resume",
     "join",
+    "share",
 ]
 FaultKind = Literal["raise", "cancel", "hang", "delay", "kill"]
 Moment = Literal["before", "after"]
@@ -41,6 +43,7 @@ CELLS = [(phase, fault, moment) for phase in PHASES for fault in FAULTS for mome
 
 PHASE_OF_METHOD: dict[str, Phase] = {
     "capture_weights": "capture",
+    "publish_weights": "publish",
     "stage": "stage",
     "swap": "swap",
     "discard_staged": "discard",
@@ -53,9 +56,19 @@ PHASE_OF_METHOD: dict[str, Phase] = {
     "pause": "pause",
     "resume": "resume",
     "add_replica": "join",
+    "generate": "share",
 }
 # How many calls of a phase a schedule makes at least; a fault strikes one of these.
-_CALLS: dict[Phase, int] = {"exchange": 40, "put": 8, "get": 8, "discard": 1, "pause": 1, "resume": 1, "join": 1}
+_CALLS: dict[Phase, int] = {
+    "exchange": 40,
+    "put": 8,
+    "get": 8,
+    "discard": 1,
+    "pause": 1,
+    "resume": 1,
+    "join": 1,
+    "share": 3,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,11 @@ class MarkerEngine:
         self._version = version
         self._prefix_cache.clear()
 
+    def patched(self, version: int) -> None:
+        """The memory was changed in place."""
+        self._version = version
+        self._prefix_cache.clear()
+
     def unbind(self) -> None:
         """Hold nothing; forget all requests."""
         self._memory.clear()

@@ -55,6 +55,11 @@ class InProcessObjects:
         self._cluster = cluster
         self._node = node
 
+    @property
+    def node(self) -> str:
+        """See the port."""
+        return self._node
+
     def check_room(self, needed_bytes: int) -> None:
         """See the port."""
         free = self._cluster.capacity_bytes

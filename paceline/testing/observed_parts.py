@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from paceline.core.commands import ExchangeReply, ExchangeRequest
 from paceline.core.errors import PacelineError
-from paceline.core.manifest import WeightManifest
+from paceline.core.manifest import Captured, WeightManifest
 from paceline.core.sample import Completion, GenerationRequest, TrainBatch
 from paceline.core.weight_ports import StagedWeights, WeightReceiver, WeightSender
 from paceline.testing.fault_injector import FaultInjector
@@ -52,6 +52,10 @@ class ObservedEngine(_Cover):
         """See `InferenceEngine`."""
         self._injector.inside("bind", self._process, lambda: self._engine.bind(tensors, version))
 
+    def patched(self, version: int) -> None:
+        """See `PatchableEngine`."""
+        self._injector.inside("bind", self._process, lambda: self._engine.patched(version))
+
     def served_tensors(self) -> Mapping[str, torch.Tensor]:
         """See `InferenceEngine`."""
         return self._injector.inside("prove", self._process, self._engine.served_tensors)
@@ -88,12 +92,17 @@ class ObservedReceiver:
         self._injector = injector
         self.close = receiver.close
 
-    def stage(self, manifest: WeightManifest) -> StagedWeights:
+    def stage(
+        self,
+        manifest: WeightManifest,
+        base: StagedWeights | None = None,
+        apply: Literal["mapped", "copied"] = "mapped",
+    ) -> StagedWeights:
         """See `WeightReceiver`."""
         staged: list[StagedWeights] = []
 
         def fetch() -> StagedWeights:
-            staged.append(self._receiver.stage(manifest))
+            staged.append(self._receiver.stage(manifest, base, apply))
             return staged[0]
 
         try:
@@ -110,15 +119,18 @@ class ObservedSender:
     def __init__(self, sender: WeightSender, checker: LawChecker) -> None:
         self._sender = sender
         self._checker = checker
+        self.publish = sender.publish
         self.blocking_holders = sender.blocking_holders
         self.close = sender.close
 
-    def capture(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
+    def capture(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, base_version: int | None = None
+    ) -> Captured:
         """See `WeightSender`."""
         tensors = dict(named_tensors)
-        manifest = self._sender.capture(tensors.items(), version)
+        captured = self._sender.capture(tensors.items(), version, base_version)
         self._checker.snapshot(version, int(tensors["marker"][0]))
-        return manifest
+        return captured
 
 
 class ObservedBackend(_Cover):
@@ -165,6 +177,23 @@ class ObservedReplica(_Cover):
         """See `ReplicaControl`."""
         self._checker.resume_began(self._name)
         await self._part.resume()
+
+
+class ObservedValidator(_Cover):
+    """The trainer's side of validations: what it finishes is shown."""
+
+    def __init__(self, worker: Any, checker: LawChecker) -> None:
+        super().__init__(worker)
+        self._checker = checker
+
+    async def generate(
+        self, version: int, requests: Sequence[GenerationRequest], deadline_wall: float
+    ) -> list[Completion]:
+        """See `TrainerSide`."""
+        made: list[Completion] = await self._part.generate(version, requests, deadline_wall)
+        for completion in made:
+            self._checker.finished("validator", completion, version)
+        return made
 
 
 class ObservedRollouter(_Cover):

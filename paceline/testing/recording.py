@@ -11,6 +11,8 @@ from paceline.core.commands import (
     CaptureReport,
     ExchangeReply,
     ExchangeRequest,
+    PublishCommand,
+    PublishReport,
     QueueStatistics,
     ReplicaReport,
     StageCommand,
@@ -19,7 +21,7 @@ from paceline.core.commands import (
     SwapReport,
 )
 from paceline.core.events import Event
-from paceline.core.manifest import WeightManifest
+from paceline.core.manifest import Published, WeightManifest
 from paceline.core.ports import ReplicaControl
 from paceline.core.sample import Sample
 
@@ -96,9 +98,13 @@ class RecordingTrainer:
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
         """Pretend to take a snapshot of 8 bytes."""
         self._log.add("trainer", "capture_weights", version=command.version)
+        return CaptureReport(version=command.version, digest=self._digest, bytes=8, seconds=0.0, wait_seconds=0.0)
+
+    async def publish_weights(self, command: PublishCommand) -> PublishReport:
+        """Pretend to publish it."""
+        self._log.add("trainer", "publish_weights", version=command.version)
         manifest = WeightManifest(
             version=command.version,
-            base_version=None,
             tensors=(),
             aliases={},
             total_bytes=8,
@@ -106,7 +112,7 @@ class RecordingTrainer:
             arena_id="arena-0",
             address="nowhere",
         )
-        return CaptureReport(manifest=manifest, seconds=0.0, wait_seconds=0.0)
+        return PublishReport(published=Published(manifest), seconds=0.0)
 
 
 class RecordingReplica:
@@ -239,6 +245,14 @@ class RecordingQueue:
     async def peek_samples(self) -> list[bytes]:
         """Always empty."""
         return []
+
+    async def put_validate(self, result: bytes) -> None:
+        """Record it."""
+        self._log.add("queue", "put_validate")
+
+    async def get_validate(self) -> bytes | None:
+        """Always empty."""
+        return None
 
     async def update_param_version(self, version: int) -> None:
         """Record it."""

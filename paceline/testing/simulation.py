@@ -13,13 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import msgspec
-
-from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessReceiver, InProcessSender
 from paceline.core.config import Config, build_config
 from paceline.core.errors import PacelineError, QueueClosed
-from paceline.core.ports import TrainBackend
-from paceline.core.sample import Prompt
+from paceline.core.ports import VALIDATOR, TrainBackend
+from paceline.core.weight_ports import WeightReceiver
 from paceline.message_queue import MessageQueue
 from paceline.rollout.replica import Replica
 from paceline.rollout.rollouter import FullyAsyncRollouter
@@ -29,6 +26,7 @@ from paceline.testing.fault_injector import FaultInjector, Victim
 from paceline.testing.fault_plan import Phase, PlannedFault, plan_faults
 from paceline.testing.law_checker import LawChecker
 from paceline.testing.marker_model import MarkerBackend, MarkerEngine
+from paceline.testing.marker_task import EndlessPrompts, LengthReward, NumberDecoder
 from paceline.testing.observed_parts import (
     ObservedBackend,
     ObservedEngine,
@@ -37,11 +35,14 @@ from paceline.testing.observed_parts import (
     ObservedReplica,
     ObservedRollouter,
     ObservedSender,
+    ObservedValidator,
 )
 from paceline.testing.recording import RecordingBoard, RecordingRolloutLog
 from paceline.testing.simulated_process import SimulatedPart, SimulatedProcess, SimulatedWork
+from paceline.testing.simulated_weights import WAYS, SimulatedWeights
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 from paceline.train.trainer import FullyAsyncTrainer
+from paceline.train.validation_worker import ValidationWorker
 
 DEADLINE_SECONDS = 2.0
 HANG_SECONDS = 900.0
@@ -102,18 +103,22 @@ class Simulation:
         self.injector = FaultInjector(self.planned, random.Random(f"victims-{seed}"))
         self.injector.replicas = self._living_replicas
         self.rollout_log = RecordingRolloutLog()
-        self.backend = MarkerBackend()
         self._parts = parts or Parts()
         self._is_doomed = False
         self._latency_scale = self.rng.choice((0.0, 0.001, 0.01))
         self._step_seconds = self.rng.choice((0.005, 0.02))
-        self._exchange = InProcessExchange()
-        self._sender = InProcessSender(self._exchange, arenas=self.config.arenas, dtype=None, nonfinite="error")
+        self._weights = SimulatedWeights(random.Random(f"weights-{seed}").choice(WAYS), self.config.arenas)
+        self.backend = MarkerBackend(self._weights.width)
         self._handles: dict[str, SimulatedPart] = {}
         self._incarnations: dict[str, int] = {}
         self._all: list[SimulatedProcess] = []
 
     # -- what a supervisor calls -------------------------------------------------------------------------------------
+
+    @property
+    def spare_roles(self) -> list[str]:
+        """Parts whose death the run survives."""
+        return [VALIDATOR] if self.config.async_training.use_trainer_do_validate else []
 
     @property
     def replica_roles(self) -> list[str]:
@@ -170,16 +175,18 @@ class Simulation:
             stop_token_ids=(),
             clock=clock,
             events=checker,
+            trainer_side=peers.get(VALIDATOR),
         )
         process = self._handles["trainer"].process
         trainer = FullyAsyncTrainer(
             config,
             life=LIFE,
             backend=cast("TrainBackend", ObservedBackend(self.backend, checker)),
-            sender=ObservedSender(self._sender, checker),
+            sender=ObservedSender(self._weights.sender, checker),
             queue=peers["message_queue"],
             source=peers["rollouter"],
             work=SimulatedWork(process, lambda: self.rng.uniform(0.0, 0.1)),
+            publish_work=SimulatedWork(process, lambda: self.rng.uniform(0.0, 0.1)),
             rollout_log=self.rollout_log,
             clock=clock,
             events=checker,
@@ -197,6 +204,8 @@ class Simulation:
         self._serve("rollouter", ObservedRollouter(rollouter, checker, lambda: _until_closed(rollouter)), None)
         self._serve("trainer", trainer, lambda: trainer.fit(peers["synchronizer"]))
         self._serve("synchronizer", synchronizer, _forever)
+        for role in self.spare_roles:
+            self._build_validator(self._handles[role].process, peers["trainer"])
 
     def kill(self, role: str) -> None:
         """End a process at once. Without one that is no replica the run has to end, with an error."""
@@ -253,21 +262,13 @@ class Simulation:
 
     def _build_replica(self, process: SimulatedProcess, number: int) -> None:
         role, name = process.role, f"{process.role}#{number}"
-        receiver = InProcessReceiver(self._exchange, holder=name, verify="full")
+        receiver = self._weights.receiver(name)
         process.release = receiver.close
         step = self._step_seconds * self.rng.uniform(0.5, 2.0)
         replica = self._parts.replica(
             replica_id=role,
-            make_engine=lambda: ObservedEngine(
-                self._parts.engine(places=4), process, injector=self.injector, checker=self.checker, name=name
-            ),
-            transaction=WeightTransaction(
-                replica_id=role,
-                life=LIFE,
-                receiver=ObservedReceiver(receiver, process, self.injector),
-                board=RecordingBoard(),
-                clock=self.clock,
-            ),
+            make_engine=lambda: self._engine(process, name),
+            transaction=self._transaction(process, receiver),
             partial_rollout=self.config.async_training.partial_rollout,
             drain_seconds=self.config.rollout.drain_timeout_seconds,
             decode_work=SimulatedWork(process, lambda: step),
@@ -276,6 +277,41 @@ class Simulation:
             events=self.checker,
         )
         process.target = ObservedReplica(replica, checker=self.checker, name=name)
+
+    def _build_validator(self, process: SimulatedProcess, trainer: Any) -> None:
+        receivers: list[WeightReceiver] = []
+
+        def new_transaction() -> WeightTransaction:
+            receivers.append(self._weights.receiver(VALIDATOR))
+            return self._transaction(process, receivers[-1])
+
+        def release() -> None:
+            for receiver in receivers:
+                receiver.close()
+
+        process.release = release
+        worker = ValidationWorker(
+            engine=self._engine(process, VALIDATOR),
+            make_transaction=new_transaction,
+            snapshots=trainer,
+            work=SimulatedWork(process, lambda: self._step_seconds),
+            clock=self.clock,
+            events=self.checker,
+        )
+        self._serve(VALIDATOR, ObservedValidator(worker, self.checker), _forever)
+
+    def _engine(self, process: SimulatedProcess, name: str) -> ObservedEngine:
+        engine = self._parts.engine(width=self._weights.width, places=4, memory=self._weights.memory())
+        return ObservedEngine(engine, process, injector=self.injector, checker=self.checker, name=name)
+
+    def _transaction(self, process: SimulatedProcess, receiver: WeightReceiver) -> WeightTransaction:
+        return WeightTransaction(
+            replica_id=process.role,
+            life=LIFE,
+            receiver=ObservedReceiver(receiver, process, self.injector),
+            board=RecordingBoard(),
+            clock=self.clock,
+        )
 
     def _serve(self, role: str, target: Any, run: Callable[[], Awaitable[None]] | None) -> None:
         if run is not None:
@@ -313,6 +349,7 @@ def seeded_config(rng: random.Random) -> Config:
                 "staleness_threshold": rng.choice((0.0, 0.5, 1.0)),
                 "trigger_parameter_sync_step": trigger,
                 "partial_rollout": rng.random() < 0.7,
+                "use_trainer_do_validate": batch == 2,
             },
             "rollout": {
                 "n": 2,
@@ -351,45 +388,3 @@ async def _until_closed(rollouter: FullyAsyncRollouter) -> None:
         await rollouter.fit()
     except QueueClosed:
         return  # the trainer has all it wanted and the queue was shut down
-
-
-class PromptCursor(msgspec.Struct, frozen=True):
-    """How many prompts were given."""
-
-    given: int
-
-
-class EndlessPrompts:
-    """Prompts of four tokens without end; three for validation."""
-
-    def __init__(self) -> None:
-        self._given = 0
-
-    def next_prompt(self) -> Prompt:
-        """The next one; every third shares its tokens."""
-        self._given += 1
-        return Prompt(f"p{self._given}", "?", (1, 2, 3, self._given % 3), "", "marker")
-
-    def validation_prompts(self) -> Sequence[Prompt]:
-        """Three prompts."""
-        return [Prompt(f"v{i}", "?", (1, 2, 3, 4), "", "marker") for i in range(3)]
-
-    def state(self) -> msgspec.Struct:
-        """How many were given."""
-        return PromptCursor(self._given)
-
-
-class LengthReward:
-    """Some reward that differs within a group."""
-
-    async def score(self, prompt: Prompt, response_text: str) -> float:
-        """Text length modulo three."""
-        return float(len(response_text) % 3)
-
-
-class NumberDecoder:
-    """Ids as text."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Numbers with blanks between them."""
-        return " ".join(map(str, token_ids))

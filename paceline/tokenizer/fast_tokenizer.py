@@ -55,6 +55,10 @@ class FastTokenizer:
         """Ids of `text`, with the special tokens that the model's tokenizer puts around a text (a BOS, say)."""
         return list(self._tokenizer.encode(text).ids)
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text that holds its special tokens already, as a chat template writes them."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from paceline.core.errors import QueueClosed
 from paceline.core.events import EventSink, SampleDropped
 from paceline.core.ports import Clock, QueueControl
-from paceline.core.sample import Sample, decode_sample
+from paceline.core.sample import Sample, decode_sample, response_lengths
 from paceline.core.waits import Waits
-from paceline.train.staleness import lengths
 
 POLL_SECONDS = 1.0
 AT_ONCE = 32  # samples that are decoded in one turn of the event loop
@@ -60,12 +59,16 @@ class Batcher:
         self._held = [*samples, *self._held]
 
     async def next_batch(
-        self, urgent: Collection[str] = (), refuses: Callable[[Sample], bool] | None = None
+        self,
+        urgent: Collection[str] = (),
+        refuses: Callable[[Sample], bool] | None = None,
+        still_urgent: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> list[Sample] | None:
         """The next whole batch, or None at the end of data and after `interrupt`.
 
-        `urgent` are sample ids that this batch takes first (as many as it holds) and waits for. Samples that `refuses`
-        holds to be beyond `max_version_lag` are dropped and told to `on_refused`.
+        `urgent` are sample ids that this batch takes first (as many as it holds) and waits for. `still_urgent` is asked
+        again while nothing else is missing: one of them may fail on its way. Samples that `refuses` holds to be beyond
+        `max_version_lag` are dropped and told to `on_refused`.
 
         Raises:
             ProducerFailed: the rollouter failed. DeadlineExceeded: no batch within the deadline; names the rollouter.
@@ -73,10 +76,15 @@ class Batcher:
         wanted = frozenset(urgent)
         what = f"{self._required} samples" + (f", {len(wanted)} of them old" if wanted else "")
         return await self._waits.bounded(
-            self._collect(wanted, refuses), seconds=self._stall_seconds, what=what, culprit="rollouter"
+            self._collect(wanted, refuses, still_urgent), seconds=self._stall_seconds, what=what, culprit="rollouter"
         )
 
-    async def _collect(self, urgent: frozenset[str], refuses: Callable[[Sample], bool] | None) -> list[Sample] | None:
+    async def _collect(
+        self,
+        urgent: frozenset[str],
+        refuses: Callable[[Sample], bool] | None,
+        still_urgent: Callable[[], Awaitable[Collection[str]]] | None,
+    ) -> list[Sample] | None:
         while True:
             if refuses is not None:
                 await self._refuse(refuses)
@@ -90,6 +98,8 @@ class Batcher:
             if self._interrupted:
                 return None
             await self._take()
+            if still_urgent is not None and len(self._held) >= self._required:
+                urgent = urgent.intersection(await still_urgent())
 
     def _compose(self, urgent: frozenset[str]) -> list[Sample] | None:
         first = [sample for sample in self._held if sample.sample_id in urgent]
@@ -124,7 +134,7 @@ class Batcher:
     def _drop(self, samples: list[Sample], reason: str) -> None:
         if samples:
             self._events.emit(
-                SampleDropped(ids=[s.sample_id for s in samples], reason=reason, lengths=lengths(samples))
+                SampleDropped(ids=[s.sample_id for s in samples], reason=reason, lengths=response_lengths(samples))
             )
 
 

@@ -28,6 +28,7 @@ from paceline.core.checkpoint import (
     sampling_settings,
 )
 from paceline.core.checkpoint_ports import CheckpointStore
+from paceline.core.commands import ValidationResult
 from paceline.core.config import Config
 from paceline.core.errors import CheckpointError
 from paceline.core.events import CheckpointFailed, CheckpointSaved, EventSink
@@ -73,6 +74,7 @@ class Checkpointer:
         self._clock = clock
         self._events = events
         self._saved_step = saved_step
+        self._validation: ValidationResult | None = None
         self._seconds = config.checkpoint_engine.sync_timeout_seconds
         self._waits = Waits(who="trainer", clock=clock, events=events)
 
@@ -114,9 +116,18 @@ class Checkpointer:
         queued = await self._waits.bounded(
             self._queue.peek_samples(), seconds=self._seconds, what="the content of the queue", culprit="message queue"
         )
+        await self._waits.bounded(
+            self._read_validations(), seconds=self._seconds, what="validation results", culprit="message queue"
+        )
         arrived = [*held, *(decode_sample(item) for item in queued)]
         window_taken = stand.updates_since_sync * self._config.required_samples
         return merge_cut(decode_rollouter(encoded), arrived, window_taken)
+
+    async def _read_validations(self) -> None:
+        while (encoded := await self._queue.get_validate()) is not None:
+            result = msgspec.msgpack.decode(encoded, type=ValidationResult)
+            if self._validation is None or result.version > self._validation.version:
+                self._validation = result
 
     def _meta(self, stand: TrainerStand, version: int, cut: RollouterSnapshot) -> CheckpointMeta:
         return CheckpointMeta(
@@ -132,6 +143,7 @@ class Checkpointer:
             dropped=cut.dropped,
             open_ids=cut.open_ids,
             sampling=sampling_settings(self._config),
+            validation=self._validation,
         )
 
 

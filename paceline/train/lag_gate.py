@@ -43,7 +43,7 @@ class LagGate:
 
     async def refused(self, samples: Sequence[Sample]) -> None:
         """Tell the rollouter that these were dropped, so that others are made."""
-        await self._source.samples_dropped(len(samples))
+        await self._source.samples_dropped([sample.sample_id for sample in samples])
 
     def consumed(self, samples: Sequence[Sample]) -> None:
         """These samples are in a batch."""
@@ -51,5 +51,9 @@ class LagGate:
             self._consumed.extend(sample.sample_id for sample in samples)
 
     def loss_mask(self, response: Response, captured: Version) -> list[int]:
-        """1 per token that may enter the loss (policy `mask` takes out what is beyond the bound)."""
-        return staleness.loss_mask(response, captured, self._lineage, self._bound if self._policy == "mask" else None)
+        """1 per token that may enter the loss, 0 beyond the bound.
+
+        With the policy `wait` none is beyond it, unless a sync was aborted and its weights were captured again under
+        the next number.
+        """
+        return staleness.loss_mask(response, captured, self._lineage, self._bound)

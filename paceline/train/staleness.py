@@ -49,13 +49,6 @@ def loss_mask(response: Response, captured: Version, lineage: Lineage, bound: in
     return [1 if lineage.lag(captured, Version.unpack(v)) <= bound else 0 for v in response.versions]
 
 
-def lengths(samples: Iterable[Sample]) -> dict[int, int]:
-    """Response length -> number of responses: dropping the oldest unlearns long answers, so drops are shown by
-    length.
-    """
-    return dict(Counter(len(response.token_ids) for sample in samples for response in sample.responses))
-
-
 def needed_before(next_version: Version, bound: int) -> Version:
     """The oldest version that may still be unconsumed when `next_version` is captured.
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.algo.advantage import group_advantages
-from paceline.core.commands import CaptureCommand, CaptureReport, SyncReport
+from paceline.core.commands import CaptureCommand, CaptureReport, PublishCommand, PublishReport, SyncReport
 from paceline.core.config import Config
 from paceline.core.errors import (
     DeadlineExceeded,
@@ -27,18 +27,21 @@ from paceline.core.errors import (
     WorkerDied,
 )
 from paceline.core.events import EventSink, SampleTrained, TrainStep
+from paceline.core.manifest import Published, WeightManifest
 from paceline.core.ports import Clock, QueueControl, RolloutLog, SampleSource, SynchronizerControl, TrainBackend, Work
-from paceline.core.sample import Sample, TrainBatch, TrainSequence
+from paceline.core.sample import Sample, TrainBatch
 from paceline.core.version import Lineage, Version
 from paceline.core.waits import Waits
 from paceline.core.weight_ports import WeightSender
 from paceline.train.batcher import Batcher
 from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.lag_gate import LagGate
+from paceline.train.reward_metrics import reward_metrics
 from paceline.train.staleness import token_lags
+from paceline.train.train_batch import make_train_batch
 
 ARENA_POLL_SECONDS = 0.005
-SYNC_PHASES = 8  # capture, stage, swap, discard, three of publication; each has its own deadline, and one to spare
+SYNC_PHASES = 9  # capture, encode, stage, swap, discard, three of publication; each has its own deadline, and one to spare
 
 
 class FullyAsyncTrainer:
@@ -54,6 +57,7 @@ class FullyAsyncTrainer:
         queue: QueueControl,
         source: SampleSource,
         work: Work,
+        publish_work: Work,
         rollout_log: RolloutLog,
         clock: Clock,
         events: EventSink,
@@ -67,10 +71,13 @@ class FullyAsyncTrainer:
         self._backend = backend
         self._sender = sender
         self._work = work
+        self._publish_work = publish_work
+        self._publication: asyncio.Future[Published] | None = None
         self._rollout_log = rollout_log
         self._clock = clock
         self._events = events
         self._waits = Waits(who="trainer", clock=clock, events=events)
+        self._source = source
         self._gate = LagGate(config.async_training, source, self._lineage)
         self._batcher = Batcher(
             queue=queue,
@@ -87,6 +94,7 @@ class FullyAsyncTrainer:
         self._preempted: asyncio.Future[None] | None = None
         self._last_update_ended = clock.now()
         self._captured: Version | None = None
+        self._manifests: deque[WeightManifest] = deque(maxlen=config.arenas)
         self._capture_done = asyncio.Event()
         self._sync: asyncio.Task[SyncReport] | None = None
         phases = config.checkpoint_engine.sync_attempts * SYNC_PHASES
@@ -158,7 +166,8 @@ class FullyAsyncTrainer:
         """Take the snapshot that the synchronizer asks for; waits for a free arena.
 
         Raises:
-            LateCommand: past its deadline, or of another life. DeadlineExceeded: no arena came free; names its holders.
+            LateCommand: past its deadline, or of another life. DeadlineExceeded: no arena came free; names its holders,
+                or the publication before that is still at work.
         """
         version = Version.unpack(command.version)
         if version.life != self._life:
@@ -168,10 +177,48 @@ class FullyAsyncTrainer:
         began = self._clock.now()
         await self._free_arena(command.deadline_wall)
         free_at = self._clock.now()
-        manifest = await self._work.run(lambda: self._sender.capture(self._backend.named_tensors(), command.version))
+        captured = await self._work.run(
+            lambda: self._sender.capture(self._backend.named_tensors(), command.version, command.base_version)
+        )
         self._captured = version
         self._capture_done.set()
-        return CaptureReport(manifest=manifest, seconds=self._clock.now() - free_at, wait_seconds=free_at - began)
+        return CaptureReport(
+            version=captured.version,
+            digest=captured.digest,
+            bytes=captured.total_bytes,
+            seconds=self._clock.now() - free_at,
+            wait_seconds=free_at - began,
+        )
+
+    async def publish_weights(self, command: PublishCommand) -> PublishReport:
+        """Encode and publish the snapshot beside the next update, in a thread of its own.
+
+        Raises:
+            LateCommand: past its deadline. VersionError: another version is captured.
+        """
+        version = Version.unpack(command.version)
+        if self._clock.wall() > command.deadline_wall:
+            raise LateCommand(f"trainer: the publication of {version} was asked for after its deadline")
+        if self._captured != version:
+            raise VersionError(f"trainer has captured {self._captured}; {version} cannot be published")
+        began = self._clock.now()
+        self._publication = asyncio.ensure_future(self._publish_work.run(self._sender.publish))
+        # A caller that leaves does not end the work: the next capture waits for it.
+        self._publication.add_done_callback(_heard)
+        published = await asyncio.shield(self._publication)
+        self._manifests.append(published.manifest)
+        return PublishReport(published=published, seconds=self._clock.now() - began)
+
+    async def captured_manifest(self, version: int) -> WeightManifest:
+        """The manifest of a version (packed) that the sender may still hold.
+
+        Raises:
+            SyncError: it was not captured, or so long ago that its memory is another version's.
+        """
+        for manifest in self._manifests:
+            if manifest.version == version:
+                return manifest
+        raise SyncError(f"the trainer no longer has the snapshot of {Version.unpack(version)}")
 
     async def save_pretrained(self, directory: str) -> None:
         """Write the model as a Hugging Face directory."""
@@ -187,7 +234,7 @@ class FullyAsyncTrainer:
         """
         captured = self._current()
         batch = asyncio.ensure_future(
-            self._batcher.next_batch(urgent, lambda sample: self._gate.refuses(sample, captured))
+            self._batcher.next_batch(urgent, lambda sample: self._gate.refuses(sample, captured), self._urgent)
         )
         try:
             while not batch.done():
@@ -205,6 +252,10 @@ class FullyAsyncTrainer:
         return self._captured
 
     async def _free_arena(self, deadline_wall: float) -> None:
+        while self._publication is not None and not self._publication.done():
+            if self._clock.wall() > deadline_wall:
+                raise DeadlineExceeded("the trainer still publishes the version before", "trainer", 0.0)
+            await self._clock.sleep(ARENA_POLL_SECONDS)
         while holders := self._sender.blocking_holders():
             if self._clock.wall() > deadline_wall:
                 names = ", ".join(holders)
@@ -217,7 +268,7 @@ class FullyAsyncTrainer:
         self._step += 1
         lags = token_lags(samples, self._current(), self._lineage)
         self._gate.consumed(samples)
-        batch = self._train_batch(samples)
+        batch = make_train_batch(samples, self._current(), config=self._config, lineage=self._lineage, gate=self._gate)
         metrics = await self._work.run(lambda: self._backend.update(batch))
         self._last_update_ended = self._clock.now()
         self._record(samples, batch, lags)
@@ -234,28 +285,9 @@ class FullyAsyncTrainer:
                 response_length_mean=tokens / len(responses),
                 sequences=len(batch.sequences),
                 tokens=tokens,
-                metrics=metrics,
+                metrics=metrics | reward_metrics(responses),
             )
         )
-
-    def _train_batch(self, samples: list[Sample]) -> TrainBatch:
-        captured = self._current()
-        sequences: list[TrainSequence] = []
-        for sample in samples:
-            rewards = [response.reward for response in sample.responses]
-            advantages = group_advantages(rewards, self._config.algorithm.adv_estimator)
-            sequences.extend(
-                TrainSequence(
-                    prompt_ids=sample.prompt.token_ids,
-                    response_ids=response.token_ids,
-                    rollout_logprobs=response.logprobs,
-                    loss_mask=self._gate.loss_mask(response, captured),
-                    advantage=advantage,
-                )
-                for response, advantage in zip(sample.responses, advantages, strict=True)
-                if advantage is not None
-            )
-        return TrainBatch(sequences=sequences, temperature=self._config.rollout.temperature)
 
     def _record(self, samples: list[Sample], batch: TrainBatch, lags: dict[int, int]) -> None:
         version = self.get_current_param_version()
@@ -294,7 +326,18 @@ class FullyAsyncTrainer:
         for left in reversed(range(self._config.checkpoint_engine.sync_attempts)):
             version = self._next_version()
             try:
-                return await synchronizer.sync_weights(version.packed, validate=validate, global_steps=self._step)
+                await self._waits.bounded(
+                    self._source.version_captured(version.packed, self._step * self._config.required_samples),
+                    seconds=self._config.checkpoint_engine.sync_timeout_seconds,
+                    what="the rollouter to hear of a capture",
+                    culprit="rollouter",
+                )
+                return await synchronizer.sync_weights(
+                    version.packed,
+                    validate=validate,
+                    global_steps=self._step,
+                    use_trainer_do_validate=self._config.async_training.use_trainer_do_validate,
+                )
             except NonFiniteWeights:
                 raise
             except (SyncError, DeadlineExceeded, WorkerDied):
@@ -331,3 +374,9 @@ class FullyAsyncTrainer:
             await self._save(self._checkpointer)
         await self._end_of_sync()
         await synchronizer.wait_last_valid()
+
+
+def _heard(publication: asyncio.Future[Published]) -> None:
+    """Its error, if nobody is there any more to take it, is not one of the event loop."""
+    if not publication.cancelled():
+        publication.exception()

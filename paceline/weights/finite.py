@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from paceline.core.errors import NonFiniteWeights
@@ -18,6 +20,37 @@ from paceline.weights.coverage import matches
 _NAMED_AT_MOST = 8
 # Two 4-bit values per byte; the format has neither NaN nor infinity, and torch converts it to nothing.
 _ALWAYS_FINITE = ("torch.float4_e2m1fn_x2",)
+# The bits of infinity, or of the one NaN where there is no infinity.
+_LEAST_NONFINITE: dict[torch.dtype, tuple[type[np.unsignedinteger[Any]], int]] = {
+    torch.float64: (np.uint64, 0x7FF0_0000_0000_0000),
+    torch.float32: (np.uint32, 0x7F80_0000),
+    torch.bfloat16: (np.uint16, 0x7F80),
+    torch.float16: (np.uint16, 0x7C00),
+    torch.float8_e5m2: (np.uint8, 0x7C),
+    torch.float8_e4m3fn: (np.uint8, 0x7F),
+}
+
+
+class ExponentTest(NamedTuple):
+    """`element & mask`, in the mask's unsigned type, reaches `bound` exactly where an element is NaN or infinite."""
+
+    mask: np.unsignedinteger[Any]
+    bound: int
+
+
+def exponent_test(dtype: torch.dtype) -> ExponentTest | None:
+    """The test on raw bits that finds what `count_nonfinite` counts; None: the type's bits allow no such test.
+
+    Without its sign an IEEE number is the larger the larger its bits, and infinity and NaN are the largest. In
+    float8_e4m3fn there is no infinity, and the one NaN is the largest. A type without NaN gets what nothing reaches.
+    """
+    real = dtype.to_real()
+    if real in _LEAST_NONFINITE:
+        unsigned, least = _LEAST_NONFINITE[real]
+        return ExponentTest(unsigned(np.iinfo(unsigned).max >> 1), least)
+    if not real.is_floating_point or str(real) in _ALWAYS_FINITE:
+        return ExponentTest(np.uint64(0), 1)
+    return None
 
 
 def count_nonfinite(tensor: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from paceline.core.errors import CoverageError
 from paceline.core.manifest import TensorMeta, WeightManifest
 from paceline.weights.coverage import matches
-from paceline.weights.digest import CopyJob, copy_and_digest
+from paceline.weights.digesting_copy import CopyJob, copy_and_digest
 from paceline.weights.dtypes import dtype_name, dtype_of, is_castable
 from paceline.weights.finite import nonfinite_error, not_allowed
 from paceline.weights.layout import plan_layout, view_of
@@ -93,7 +93,6 @@ class SnapshotWriter:
         entries = {meta.name: (meta.dtype, meta.shape, result.digests[meta.name]) for meta in self._plan.tensors}
         return WeightManifest(
             version=version,
-            base_version=None,
             tensors=tuple(replace(meta, digest=result.digests[meta.name].hex()) for meta in self._plan.tensors),
             aliases=self._plan.aliases,
             total_bytes=self._plan.total_bytes,

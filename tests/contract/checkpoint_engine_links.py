@@ -70,8 +70,10 @@ class SharedMemoryLink:
         self._senders.append(made)
         return made
 
-    def receiver(self, holder: str = "replica-0", verify: Literal["full", "off"] = "full") -> WeightReceiver:
-        return SharedMemoryReceiver(holder=holder, verify=verify, deadline_seconds=10)
+    def receiver(
+        self, holder: str = "replica-0", verify: Literal["full", "off"] = "full", deadline_seconds: float = 10
+    ) -> WeightReceiver:
+        return SharedMemoryReceiver(holder=holder, verify=verify, deadline_seconds=deadline_seconds)
 
     def flip(self, manifest: WeightManifest, byte: int, bit: int) -> None:
         store = self._senders[-1]._store  # noqa: SLF001
@@ -117,8 +119,9 @@ class InProcessLink:
 class FilesystemLink:
     """One root; `arenas` is the number of versions kept, all tensors of these tests but the largest share a shard."""
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", shard_bytes: int = 1 << 20) -> None:
         self._directory = tempfile.TemporaryDirectory()
+        self._shard_bytes = shard_bytes
         self._url = url or f"{self._directory.name}/weights"
         self._senders: list[FilesystemSender] = []
 
@@ -134,7 +137,7 @@ class FilesystemLink:
             url=self._url,
             keep_versions=arenas,
             keep_seconds=0,
-            shard_bytes=1 << 20,
+            shard_bytes=self._shard_bytes,
             dtype=dtype,
             nonfinite=nonfinite,
             threads=2,
@@ -151,7 +154,7 @@ class FilesystemLink:
         )
 
     def flip(self, manifest: WeightManifest, byte: int, bit: int) -> None:
-        shards = plan_shards(manifest.tensors, 1 << 20)
+        shards = plan_shards(manifest.tensors, self._shard_bytes)
         for index, tensors in enumerate(shards):
             for meta, place in shard_of(tensors).places:
                 if meta.offset <= byte < meta.offset + meta.nbytes:
@@ -176,8 +179,8 @@ class FilesystemLink:
 class ObjectStoreLink(FilesystemLink):
     """The same engine over an fsspec file system without locks, renames or free space."""
 
-    def __init__(self) -> None:
-        super().__init__(f"memory://{secrets.token_hex(8)}/weights")
+    def __init__(self, shard_bytes: int = 1 << 20) -> None:
+        super().__init__(f"memory://{secrets.token_hex(8)}/weights", shard_bytes)
 
 
 class RayObjectLink:
@@ -227,3 +230,10 @@ WRITTEN_ONCE = (RayObjectLink,)
 # Engines whose receivers copy: nobody holds anything.
 COPIED: dict[str, Callable[[], Link]] = {"filesystem": FilesystemLink, "object_store": ObjectStoreLink}
 LINKS: dict[str, Callable[[], Link]] = {**MAPPED, **COPIED}
+
+
+def link_with_buckets(kind: str, bucket_bytes: int) -> Link:
+    """The link of an engine; the size of what it sends at a time counts where an engine has one."""
+    if kind == "filesystem":
+        return FilesystemLink(shard_bytes=bucket_bytes)
+    return ObjectStoreLink(bucket_bytes) if kind == "object_store" else LINKS[kind]()

@@ -238,6 +238,7 @@ def test_a_killed_reader_frees_its_arena_and_its_name(kind: ArenaKind, tmp_path:
         assert int(reader.stdout.readline()) == 3 * 8192
         with store.writing(2) as second:
             second.array[:] = 4
+        newest = over_channel(store, second.arena_id, 8192, version=2)
         assert store.blocking_holders() == ["replica-0"]
         with pytest.raises(SyncError, match="held by replica-0"), store.writing(3):
             pass
@@ -248,6 +249,7 @@ def test_a_killed_reader_frees_its_arena_and_its_name(kind: ArenaKind, tmp_path:
     assert store.blocking_holders() == []
     with store.writing(3) as third:
         assert third is arena
+    newest.release()
     store.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import CoverageError, DigestMismatch, NonFiniteWeights, SyncError
 from paceline.core.weight_ports import StagedWeights
+from paceline.testing.publication import publish
 from paceline.weights.digest import dense_bytes, digest_tensors
 from paceline.weights.named_tensors import split_aliases
-from tests.contract.checkpoint_engine_links import LINKS, Link, Named
+from tests.contract.checkpoint_engine_links import LINKS, Link, Named, link_with_buckets
 
 
 @pytest.fixture(params=LINKS)
@@ -38,7 +40,7 @@ def same_bytes(staged: StagedWeights, named: Named) -> bool:
 
 
 def roundtrip(link: Link, named: Named, dtype: str | None = None, keep: tuple[str, ...] = ()) -> StagedWeights:
-    return link.receiver().stage(link.sender(dtype=dtype, nonfinite="off", keep=keep).capture(named, 1))
+    return link.receiver().stage(publish(link.sender(dtype=dtype, nonfinite="off", keep=keep), named, 1))
 
 
 # ---- C01: scalars, empty tensors, strided views ---------------------------------------------------------------------
@@ -68,14 +70,14 @@ def test_c01_scalars_empty_tensors_and_views_arrive(link: Link) -> None:
 def test_c01_only_an_empty_tensor_is_a_version(link: Link) -> None:
     sender, receiver = link.sender(), link.receiver()
     for version in (1, 2, 3):
-        staged = receiver.stage(sender.capture([("b", torch.zeros(0, 3))], version))
+        staged = receiver.stage(publish(sender, [("b", torch.zeros(0, 3))], version))
         assert (staged.manifest.version, staged.tensors["b"].shape) == (version, (0, 3))
         staged.release()
 
 
 def test_c01_no_tensors_are_refused(link: Link) -> None:
     with pytest.raises(CoverageError, match="no parameters"):
-        link.sender().capture([], 1)
+        publish(link.sender(), [], 1)
 
 
 # ---- C02: every type ------------------------------------------------------------------------------------------------
@@ -125,8 +127,8 @@ def test_c02_only_undeclared_floats_are_cast(link: Link) -> None:
 def test_c02_what_cannot_be_carried_is_refused_by_name(link: Link) -> None:
     sender = link.sender()
     with pytest.raises(SyncError, match=r"'q'.*sparse"):
-        sender.capture([("w", torch.ones(2)), ("q", torch.eye(2).to_sparse())], 1)
-    sender.capture([("w", torch.ones(2))], 1)
+        publish(sender, [("w", torch.ones(2)), ("q", torch.eye(2).to_sparse())], 1)
+    publish(sender, [("w", torch.ones(2))], 1)
 
 
 # ---- C05: tied weights ----------------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def test_c05_ties_arrive_as_ties_in_every_version(link: Link) -> None:
     for version in (1, 2):
         weight += 1
         named: Named = [("embed.weight", weight), ("norm", torch.ones(2)), ("head.weight", weight)]
-        staged = receiver.stage(sender.capture(named, version))
+        staged = receiver.stage(publish(sender, named, version))
         assert same_bytes(staged, named)
         assert staged.manifest.aliases == {"head.weight": "embed.weight"}
         assert staged.tensors["head.weight"].data_ptr() == staged.tensors["embed.weight"].data_ptr()
@@ -147,9 +149,9 @@ def test_c05_ties_arrive_as_ties_in_every_version(link: Link) -> None:
 def test_c05_weights_that_drifted_apart_are_refused_by_both_names(link: Link) -> None:
     sender, receiver = link.sender(), link.receiver()
     weight = torch.arange(12.0).view(4, 3)
-    first = sender.capture([("embed.weight", weight), ("head.weight", weight)], 1)
+    first = publish(sender, [("embed.weight", weight), ("head.weight", weight)], 1)
     with pytest.raises(CoverageError, match=r"'head.weight' was tied to 'embed.weight'"):
-        sender.capture([("embed.weight", weight), ("head.weight", weight + 1)], 2)
+        publish(sender, [("embed.weight", weight), ("head.weight", weight + 1)], 2)
     assert torch.equal(receiver.stage(first).tensors["head.weight"], weight)
 
 
@@ -174,23 +176,23 @@ def test_c25_nothing_is_published_and_the_version_before_stays(link: Link, case:
     rest: Named = [("i", torch.full((4,), -1, dtype=torch.int8)), ("flag", torch.ones(4, dtype=torch.bool))]
     sender, receiver = link.sender(dtype=dtype), link.receiver()
     good = torch.ones(4).to(bad.dtype)
-    first = sender.capture([("w", good), *rest], 1)
+    first = publish(sender, [("w", good), *rest], 1)
     with pytest.raises(NonFiniteWeights, match="'w': 1;"):
-        sender.capture([("w", bad), *rest], 2)
+        publish(sender, [("w", bad), *rest], 2)
     assert sender.blocking_holders() == []
     staged = receiver.stage(first)
     assert torch.equal(staged.tensors["w"].float(), good.float())
-    assert receiver.stage(sender.capture([("w", good), *rest], 2)).manifest.version == 2
+    assert receiver.stage(publish(sender, [("w", good), *rest], 2)).manifest.version == 2
 
 
 def test_c25_a_buffer_declared_any_value_may_hold_nan_and_nothing_else_may(link: Link) -> None:
     named: Named = [("w", torch.ones(4)), ("stats.scratch", torch.tensor([math.nan, math.inf]))]
     sender, receiver = link.sender(any_value=("stats.*",)), link.receiver()
-    staged = receiver.stage(sender.capture(named, 1))
+    staged = receiver.stage(publish(sender, named, 1))
     assert same_bytes(staged, named)
     staged.release()
     with pytest.raises(NonFiniteWeights, match="'w': 1;"):
-        sender.capture([("w", torch.tensor([1.0, math.nan, 1.0, 1.0])), named[1]], 2)
+        publish(sender, [("w", torch.tensor([1.0, math.nan, 1.0, 1.0])), named[1]], 2)
 
 
 def test_c25_off_is_exact(link: Link) -> None:
@@ -202,7 +204,8 @@ def test_c25_off_is_exact(link: Link) -> None:
 
 ANY_TYPE = st.sampled_from([getattr(torch, name) for name in TYPES])
 SHAPE = st.lists(st.integers(0, 7), max_size=4)
-NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+# safetensors keeps one name for itself; that it is refused is tested where files are.
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter("__metadata__".__ne__)
 
 
 @st.composite
@@ -219,41 +222,53 @@ def state_dicts(draw: st.DrawFn) -> Named:
     return list(dict(named).items())
 
 
+BUCKET = st.sampled_from([1, 48, 4096, 1 << 20])
+
+
+def change(named: Named, data: st.DataObject) -> None:
+    """Other bits at a few places of a few tensors, or nowhere."""
+    for _, tensor in data.draw(st.lists(st.sampled_from(named), max_size=3)):
+        raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        places = data.draw(st.lists(st.integers(0, max(0, len(raw) - 1)), max_size=3))
+        for place in places[: len(raw)]:
+            raw[place] = data.draw(st.integers(0, 1 if tensor.dtype == torch.bool else 255))
+
+
 @pytest.mark.parametrize("kind", LINKS)
 @settings(max_examples=40, deadline=None)
-@given(first=state_dicts(), flips=st.integers(1, 3))
-def test_random_state_dicts_arrive_bit_by_bit(kind: str, first: Named, flips: int) -> None:
-    link = LINKS[kind]()
-    sender, receiver = link.sender(nonfinite="off"), link.receiver()
-    for version in range(1, 2 + flips):
-        staged = receiver.stage(sender.capture(first, version))
-        assert same_bytes(staged, first)
-        staged.release()
-        for _, tensor in first[:flips]:
-            tensor.zero_()
-    receiver.close()
-    link.close()
+@given(named=state_dicts(), bucket=BUCKET, versions=st.integers(2, 4), data=st.data())
+def test_random_state_dicts_arrive_bit_by_bit_after_random_changes(
+    kind: str, named: Named, bucket: int, versions: int, data: st.DataObject
+) -> None:
+    with closing(link_with_buckets(kind, bucket)) as link, closing(link.receiver()) as receiver:
+        sender = link.sender(nonfinite="off")
+        for version in range(1, 1 + versions):
+            staged = receiver.stage(publish(sender, named, version))
+            assert same_bytes(staged, named)
+            staged.release()
+            change(named, data)
 
 
 @settings(max_examples=60, deadline=None)
-@given(place=st.integers(0, 10**9), bit=st.integers(0, 7), data=st.data())
+@given(named=state_dicts(), bucket=BUCKET, bit=st.integers(0, 7), data=st.data())
 @pytest.mark.parametrize("kind", LINKS)
-def test_one_flipped_bit_anywhere_is_caught(kind: str, place: int, bit: int, data: st.DataObject) -> None:
-    link = LINKS[kind]()
-    named: Named = [("w", torch.ones(700, 500)), ("b", torch.zeros(3).bfloat16()), ("s", torch.tensor(True))]
-    sender = link.sender()
-    manifest = sender.capture(named, 1)
-    meta = data.draw(st.sampled_from(manifest.tensors))
-    link.flip(manifest, meta.offset + place % meta.nbytes, bit)
-    with pytest.raises(DigestMismatch, match="replica-0 staged"):
-        link.receiver().stage(manifest)
-    for version in (2, 3):
-        sender.capture(named, version)
-    link.close()
+def test_one_flipped_bit_anywhere_is_caught(
+    kind: str, named: Named, bucket: int, bit: int, data: st.DataObject
+) -> None:
+    named = [("w", torch.ones(700, 500)), *((f"x.{name}", tensor) for name, tensor in named)]
+    with closing(link_with_buckets(kind, bucket)) as link:
+        sender = link.sender(nonfinite="off")
+        manifest = publish(sender, named, 1)
+        meta = data.draw(st.sampled_from([meta for meta in manifest.tensors if meta.nbytes]))
+        link.flip(manifest, meta.offset + data.draw(st.integers(0, meta.nbytes - 1)), bit)
+        with pytest.raises(DigestMismatch, match="replica-0 staged"):
+            link.receiver().stage(manifest)
+        for version in (2, 3):
+            publish(sender, named, version)
 
 
 def test_verification_off_takes_no_digest(link: Link) -> None:
-    manifest = link.sender().capture([("w", torch.ones(4))], 1)
+    manifest = publish(link.sender(), [("w", torch.ones(4))], 1)
     link.flip(manifest, 0, 0)
     staged = link.receiver(verify="off").stage(manifest)
     assert staged.digest == ""
@@ -262,7 +277,7 @@ def test_verification_off_takes_no_digest(link: Link) -> None:
 
 def test_a_version_is_a_copy(link: Link) -> None:
     weight = torch.ones(4)
-    manifest = link.sender().capture([("w", weight)], 1)
+    manifest = publish(link.sender(), [("w", weight)], 1)
     weight.fill_(2)
     assert link.receiver().stage(manifest).tensors["w"].tolist() == [1.0] * 4
 

@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from paceline.core.errors import ConfigError, CoverageError, DigestMismatch, SyncError, VersionError
+from paceline.testing.publication import publish
 from tests.contract.checkpoint_engine_links import COPIED, LINKS, MAPPED, WRITTEN_ONCE, Link, SharedMemoryLink
 
 
@@ -44,24 +45,24 @@ def copied(request: pytest.FixtureRequest) -> Iterator[Link]:
 def test_a_held_version_never_changes_and_its_holder_is_named(mapped: Link) -> None:
     sender = mapped.sender()
     slow, fast = mapped.receiver("replica-slow"), mapped.receiver("replica-fast")
-    held = slow.stage(sender.capture([("w", torch.full((1000,), 1.0))], 1))
-    current = fast.stage(sender.capture([("w", torch.full((1000,), 2.0))], 2))
+    held = slow.stage(publish(sender, [("w", torch.full((1000,), 1.0))], 1))
+    current = fast.stage(publish(sender, [("w", torch.full((1000,), 2.0))], 2))
     assert list(sender.blocking_holders()) == ["replica-slow"]
     with pytest.raises(SyncError, match="held by replica-slow"):
-        sender.capture([("w", torch.full((1000,), 3.0))], 3)
+        publish(sender, [("w", torch.full((1000,), 3.0))], 3)
     assert (held.tensors["w"] == 1).all()
     held.release()
     assert list(sender.blocking_holders()) == []
-    third = sender.capture([("w", torch.full((1000,), 3.0))], 3)
+    third = publish(sender, [("w", torch.full((1000,), 3.0))], 3)
     assert (current.tensors["w"] == 2).all()
     assert isinstance(mapped, WRITTEN_ONCE) or third.arena_id == held.manifest.arena_id
 
 
 def test_a_version_that_is_gone_is_refused(link: Link) -> None:
     sender, receiver = link.sender(), link.receiver()
-    old = sender.capture([("w", torch.ones(1))], 1)
-    sender.capture([("w", torch.ones(1))], 2)
-    newest = sender.capture([("w", torch.ones(1))], 3)
+    old = publish(sender, [("w", torch.ones(1))], 1)
+    publish(sender, [("w", torch.ones(1))], 2)
+    newest = publish(sender, [("w", torch.ones(1))], 3)
     with pytest.raises(SyncError, match="version 1 is gone"):
         receiver.stage(old)
     with pytest.raises(SyncError, match="no arena"):
@@ -72,7 +73,7 @@ def test_a_version_that_is_gone_is_refused(link: Link) -> None:
 
 def test_a_late_receiver_gets_the_newest_version(link: Link) -> None:
     sender, early = link.sender(), link.receiver()
-    manifest = sender.capture([("w", torch.ones(3))], 1)
+    manifest = publish(sender, [("w", torch.ones(3))], 1)
     first = early.stage(manifest)
     second = link.receiver("replica-late").stage(manifest)
     assert first.digest == second.digest
@@ -82,13 +83,13 @@ def test_a_late_receiver_gets_the_newest_version(link: Link) -> None:
 
 def test_release_and_close_can_come_in_any_order_and_twice(link: Link) -> None:
     sender, receiver = link.sender(), link.receiver()
-    staged = receiver.stage(sender.capture([("w", torch.ones(3))], 1))
+    staged = receiver.stage(publish(sender, [("w", torch.ones(3))], 1))
     other = receiver.stage(staged.manifest)
     staged.release()
     staged.release()
     with pytest.raises(SyncError, match="was released"):
         _ = staged.tensors
-    sender.capture([("w", torch.ones(3))], 2)
+    publish(sender, [("w", torch.ones(3))], 2)
     assert other.tensors["w"].tolist() == [1.0] * 3
     receiver.close()
     other.release()
@@ -98,20 +99,21 @@ def test_release_and_close_can_come_in_any_order_and_twice(link: Link) -> None:
 
 def test_a_staged_version_is_held_until_its_receiver_closes(mapped: Link) -> None:
     sender, receiver = mapped.sender(), mapped.receiver()
-    staged = receiver.stage(sender.capture([("w", torch.ones(3))], 1))
-    sender.capture([("w", torch.ones(3))], 2)
+    staged = receiver.stage(publish(sender, [("w", torch.ones(3))], 1))
+    newest = mapped.receiver("replica-1").stage(publish(sender, [("w", torch.ones(3))], 2))
     assert list(sender.blocking_holders()) == ["replica-0"]
     receiver.close()
     assert list(sender.blocking_holders()) == []
     staged.release()
+    newest.release()
 
 
 def test_a_copied_version_outlives_its_place(copied: Link) -> None:
     sender = copied.sender()
     slow, fast = copied.receiver("replica-slow"), copied.receiver("replica-fast")
-    held = slow.stage(sender.capture([("w", torch.full((1000,), 1.0))], 1))
+    held = slow.stage(publish(sender, [("w", torch.full((1000,), 1.0))], 1))
     for version in (2, 3, 4):
-        current = fast.stage(sender.capture([("w", torch.full((1000,), float(version)))], version))
+        current = fast.stage(publish(sender, [("w", torch.full((1000,), float(version)))], version))
         assert (current.tensors["w"] == version).all()
         assert list(sender.blocking_holders()) == []
     with pytest.raises(SyncError, match="version 1 is gone"):
@@ -126,7 +128,7 @@ def test_twenty_copied_versions_grow_nothing(copied: Link) -> None:
     resident: list[int] = []
     for version in range(1, 21):
         weight += 1
-        staged = receiver.stage(sender.capture([("w", weight)], version))
+        staged = receiver.stage(publish(sender, [("w", weight)], version))
         assert staged.tensors["w"][-1] == version
         staged.release()
         descriptors.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208
@@ -141,22 +143,22 @@ def test_twenty_copied_versions_grow_nothing(copied: Link) -> None:
 
 def test_versions_only_rise(link: Link) -> None:
     sender = link.sender()
-    sender.capture([("w", torch.ones(1))], 4)
+    publish(sender, [("w", torch.ones(1))], 4)
     for version in (4, 3):
         with pytest.raises(VersionError):
-            sender.capture([("w", torch.ones(1))], version)
+            publish(sender, [("w", torch.ones(1))], version)
 
 
 def test_other_tensors_than_at_first_are_refused_with_all_names(link: Link) -> None:
     sender = link.sender()
-    sender.capture([("a", torch.ones(1)), ("b", torch.ones(2))], 1)
+    publish(sender, [("a", torch.ones(1)), ("b", torch.ones(2))], 1)
     with pytest.raises(CoverageError, match=r"'b' is missing; 'c' is new; 'a' was float32 \[1\] and is float32 \[2\]"):
-        sender.capture([("a", torch.ones(2)), ("c", torch.ones(2))], 2)
+        publish(sender, [("a", torch.ones(2)), ("c", torch.ones(2))], 2)
 
 
 def test_a_manifest_that_lies_is_refused(link: Link) -> None:
     sender, receiver = link.sender(), link.receiver()
-    manifest = sender.capture([("w", torch.ones(4))], 1)
+    manifest = publish(sender, [("w", torch.ones(4))], 1)
     meta = manifest.tensors[0]
     for lie in (
         replace(manifest, total_bytes=1 << 40),
@@ -169,8 +171,8 @@ def test_a_manifest_that_lies_is_refused(link: Link) -> None:
             receiver.stage(lie)
     with pytest.raises(DigestMismatch):
         receiver.stage(replace(manifest, tensors=(replace(meta, name="other"),)))
-    sender.capture([("w", torch.ones(4))], 2)
-    sender.capture([("w", torch.ones(4))], 3)
+    publish(sender, [("w", torch.ones(4))], 2)
+    publish(sender, [("w", torch.ones(4))], 3)
 
 
 def test_one_version_is_a_configuration_error(link: Link) -> None:
@@ -193,7 +195,7 @@ print(staged.digest, *staged.tensors["head"].tolist())
 def test_another_process_stages_the_same_bytes() -> None:
     link = SharedMemoryLink()
     weight = torch.tensor([1.5, -0.0, 2.0])
-    manifest = link.sender().capture([("embed", weight), ("head", weight)], 1)
+    manifest = publish(link.sender(), [("embed", weight), ("head", weight)], 1)
     done = subprocess.run(
         [sys.executable, "-c", OTHER_PROCESS],
         input=msgspec.msgpack.encode(manifest),

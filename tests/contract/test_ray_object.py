@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import torch
 from paceline.checkpoint_engine.ray_object import RayObjectReceiver, RayObjectSender
 from paceline.core.errors import CapacityError, DeadlineExceeded, DigestMismatch, SyncError, WorkerDied
 from paceline.core.weight_ports import StagedWeights
+from paceline.store.node_digests import NodeDigests
 from paceline.testing.object_transport import InProcessObjects, ObjectCluster
+from paceline.testing.publication import publish
 
 
 def sender(cluster: ObjectCluster, arenas: int = 2) -> RayObjectSender:
@@ -36,7 +39,7 @@ def addresses(staged: StagedWeights) -> int:
 
 def test_bytes_cross_to_a_node_once_and_are_not_copied_there() -> None:
     cluster = ObjectCluster()
-    manifest = sender(cluster).capture([("w", torch.ones(1000))], 1)
+    manifest = publish(sender(cluster), [("w", torch.ones(1000))], 1)
     staged = [receiver(cluster, f"replica-{index}").stage(manifest) for index in range(4)]
     assert cluster.crossed == {"second": 4000}
     assert len({addresses(one) for one in staged}) == 1
@@ -46,6 +49,41 @@ def test_bytes_cross_to_a_node_once_and_are_not_copied_there() -> None:
     assert {one.digest for one in [*staged, local]} == {manifest.digest}
 
 
+def test_one_receiver_of_a_node_hashes_for_all_of_it(tmp_path: Path) -> None:
+    cluster = ObjectCluster()
+    digests = NodeDigests(str(tmp_path))
+
+    def at(holder: str, node: str) -> RayObjectReceiver:
+        objects = InProcessObjects(cluster, node)
+        return RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=10, digests=digests)
+
+    writer = sender(cluster)
+    readers = [at(f"replica-{index}", node) for index, node in enumerate(("second", "second", "third", "second"))]
+    for version in (1, 2):
+        manifest = publish(writer, [("w", torch.full((1000,), float(version)))], version)
+        staged = [reader.stage(manifest) for reader in readers]
+        assert {one.digest for one in staged} == {manifest.digest}
+        assert [one.digest_by for one in staged] == ["replica-0", "replica-0", "replica-2", "replica-0"]
+        for one in staged:
+            one.release()
+
+
+def test_a_damaged_copy_is_refused_by_all_of_its_node_and_by_no_other(tmp_path: Path) -> None:
+    cluster = ObjectCluster()
+    digests = NodeDigests(str(tmp_path))
+    manifest = publish(sender(cluster), [("w", torch.ones(1000))], 1)
+    receiver(cluster, "replica-9", node="second").stage(manifest).release()
+    next(iter(cluster.objects.values())).copies["second"][5] ^= 1
+    for holder, node in (("replica-0", "second"), ("replica-1", "second"), ("replica-2", "third")):
+        objects = InProcessObjects(cluster, node)
+        reader = RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=10, digests=digests)
+        if node == "third":
+            assert reader.stage(manifest).digest == manifest.digest
+            continue
+        with pytest.raises(DigestMismatch, match=f"{holder} staged"):
+            reader.stage(manifest)
+
+
 # C03: there is no bucket; a tensor of any size lies whole in the one object.
 @pytest.mark.parametrize("order", [("big", "p0", "p2"), ("p0", "big", "p2"), ("p0", "p2", "big")])
 def test_c03_any_order_of_any_sizes_arrives(order: tuple[str, ...]) -> None:
@@ -53,11 +91,11 @@ def test_c03_any_order_of_any_sizes_arrives(order: tuple[str, ...]) -> None:
     cluster = ObjectCluster()
     named = [(name, torch.arange(float(sizes[name]))) for name in [*order, "p3"]]
     named.append(("p4", torch.ones(1, dtype=torch.int8)))
-    staged = receiver(cluster).stage(sender(cluster).capture(named, 1))
+    staged = receiver(cluster).stage(publish(sender(cluster), named, 1))
     assert all(torch.equal(staged.tensors[name], tensor) for name, tensor in named)
     assert sum(meta.nbytes for meta in staged.manifest.tensors) == 6093
     orders = [[*other, "p3", "p4"] for other in permutations(("big", "p0", "p2"))]
-    digests = {sender(ObjectCluster()).capture([(n, dict(named)[n]) for n in names], 1).digest for names in orders}
+    digests = {publish(sender(ObjectCluster()), [(n, dict(named)[n]) for n in names], 1).digest for names in orders}
     assert digests == {staged.digest}
 
 
@@ -73,8 +111,8 @@ FAILURES = {
 def test_c08_a_failure_reaches_the_caller_and_the_next_stage_succeeds(kind: str) -> None:
     cluster, failure = ObjectCluster(), FAILURES[kind]
     writer, reader = sender(cluster), receiver(cluster)
-    before = reader.stage(writer.capture([("w", torch.ones(3))], 1))
-    manifest = writer.capture([("w", torch.full((3,), 2.0))], 2)
+    before = reader.stage(publish(writer, [("w", torch.ones(3))], 1))
+    manifest = publish(writer, [("w", torch.full((3,), 2.0))], 2)
     cluster.fail_next = failure
     with pytest.raises(type(failure)) as caught:
         reader.stage(manifest)
@@ -89,18 +127,18 @@ def test_c08_a_failure_reaches_the_caller_and_the_next_stage_succeeds(kind: str)
 def test_a_refused_version_is_not_held_while_its_error_is() -> None:
     cluster = ObjectCluster()
     writer, reader = sender(cluster), receiver(cluster)
-    manifest = writer.capture([("w", torch.ones(1000))], 1)
+    manifest = publish(writer, [("w", torch.ones(1000))], 1)
     next(iter(cluster.objects.values())).data[5] ^= 1
     with pytest.raises(DigestMismatch) as caught:
         reader.stage(manifest)
-    writer.capture([("w", torch.ones(1000))], 2)
+    publish(writer, [("w", torch.ones(1000))], 2)
     assert stored_bytes(cluster) == 4000
     assert "published" in caught.value.message
 
 
 def test_a_short_object_is_refused() -> None:
     cluster = ObjectCluster()
-    manifest = sender(cluster).capture([("w", torch.ones(1000))], 1)
+    manifest = publish(sender(cluster), [("w", torch.ones(1000))], 1)
     stored = next(iter(cluster.objects.values()))
     stored.data = stored.data[:-1]
     with pytest.raises(SyncError, match="claims 4000 bytes, the object has 3999"):
@@ -118,7 +156,7 @@ def test_fifty_syncs_with_a_pin_keep_the_law_of_memory() -> None:
     serving: StagedWeights | None = None
     most = 0
     for version in range(1, 51):
-        staged = reader.stage(writer.capture([("w", torch.full((size // 4,), float(version)))], version))
+        staged = reader.stage(publish(writer, [("w", torch.full((size // 4,), float(version)))], version))
         most = max(most, stored_bytes(cluster))
         if serving is not None and serving is not pinned:
             serving.release()
@@ -139,10 +177,10 @@ def test_fifty_syncs_with_a_pin_keep_the_law_of_memory() -> None:
 def test_memory_is_not_free_while_a_tensor_over_it_lives() -> None:
     cluster = ObjectCluster()
     writer, reader = sender(cluster), receiver(cluster)
-    staged = reader.stage(writer.capture([("w", torch.arange(1000.0))], 1))
+    staged = reader.stage(publish(writer, [("w", torch.arange(1000.0))], 1))
     row = staged.tensors["w"].view(10, 100)[3]
     staged.release()
-    writer.capture([("w", torch.zeros(1000))], 2)
+    publish(writer, [("w", torch.zeros(1000))], 2)
     assert len(writer.blocking_holders()) == 1
     assert row.tolist() == [float(number) for number in range(300, 400)]
     del row
@@ -161,17 +199,17 @@ def test_a_store_that_is_too_small_is_refused_with_what_is_needed_and_free() -> 
     cluster = ObjectCluster(capacity_bytes=7999)
     writer = sender(cluster)
     with pytest.raises(CapacityError, match=r"need 8000 bytes.*first has 7999 free"):
-        writer.capture([("w", torch.ones(1000))], 1)
+        publish(writer, [("w", torch.ones(1000))], 1)
     assert cluster.objects == {}
 
 
 def test_a_full_store_leaves_the_version_before_as_it_was() -> None:
     cluster = ObjectCluster(capacity_bytes=8000)
     writer, reader = sender(cluster), receiver(cluster)
-    first = writer.capture([("w", torch.ones(1000))], 1)
+    first = publish(writer, [("w", torch.ones(1000))], 1)
     other = InProcessObjects(cluster, "first").put(np.zeros(1, dtype=np.uint8).data)
     with pytest.raises(SyncError, match="full"):
-        writer.capture([("w", torch.zeros(1000))], 2)
+        publish(writer, [("w", torch.zeros(1000))], 2)
     assert reader.stage(first).tensors["w"].sum() == 1000
     InProcessObjects(cluster, "first").release(other)
-    reader.stage(writer.capture([("w", torch.zeros(1000))], 2))
+    reader.stage(publish(writer, [("w", torch.zeros(1000))], 2))

@@ -54,8 +54,8 @@ def test_a_sync_calls_the_parts_in_this_order() -> None:
     log, events = CallLog(), RecordingEvents()
     report = sync(build(log, events), 3, validate=True, global_steps=12, use_trainer_do_validate=False)
     names = log.names()
-    assert names[0] == "trainer.capture_weights"
-    assert set(names[1:3]) == {"replica-0.stage", "replica-1.stage"}
+    assert names[:2] == ["trainer.capture_weights", "trainer.publish_weights"]
+    assert set(names[2:4]) == {"replica-0.stage", "replica-1.stage"}
     for replica in ("replica-0", "replica-1"):
         mine = [name for name in names if name.startswith(replica)]
         assert mine == [f"{replica}.{step}" for step in ("stage", "pause", "swap", "resume")]
@@ -149,7 +149,8 @@ def test_the_manager_stands_alone() -> None:
     )
     update = asyncio.run(manager.update_weights(5))
     assert update.version == 5
-    assert log.names() == ["trainer.capture_weights", *(f"replica-0.{m}" for m in ("stage", "pause", "swap", "resume"))]
+    published = ["trainer.capture_weights", "trainer.publish_weights"]
+    assert log.names() == [*published, *(f"replica-0.{m}" for m in ("stage", "pause", "swap", "resume"))]
 
 
 def test_wait_last_valid_and_save_go_to_the_rollouter() -> None:

@@ -21,6 +21,7 @@ from paceline.checkpoint_engine.verification import VerifyMode
 from paceline.core.errors import CapacityError, DigestMismatch
 from paceline.core.manifest import WeightManifest
 from paceline.store.arena_backing import ArenaKind
+from paceline.testing.publication import publish
 from paceline.weights.digest import digest_tensors
 
 KINDS: tuple[ArenaKind, ...] = ("memfd", "file")
@@ -75,7 +76,7 @@ def same(tensors: dict[str, torch.Tensor], named: Named) -> bool:
 def test_the_second_receiver_relies_on_the_first_and_the_next_version_is_hashed_anew(node: Node) -> None:
     first, second = node.receiver("replica-0"), node.receiver("replica-1")
     for version in (1, 2, 3):
-        manifest = node.sender.capture([("w", torch.full((9,), float(version)))], version)
+        manifest = publish(node.sender, [("w", torch.full((9,), float(version)))], version)
         staged = [first.stage(manifest), second.stage(manifest)]
         assert [one.digest for one in staged] == [manifest.digest] * 2
         assert [one.digest_by for one in staged] == ["replica-0"] * 2
@@ -86,7 +87,7 @@ def test_the_second_receiver_relies_on_the_first_and_the_next_version_is_hashed_
 
 def test_a_damaged_version_is_refused_by_all_with_the_name_of_who_found_it(node: Node) -> None:
     first, second = node.receiver("replica-0"), node.receiver("replica-1")
-    manifest = node.sender.capture([("w", torch.ones(9))], 1)
+    manifest = publish(node.sender, [("w", torch.ones(9))], 1)
     node.write(manifest, 3, 0)
     with pytest.raises(DigestMismatch, match=r"replica-0 staged [0-9a-f]+$"):
         first.stage(manifest)
@@ -96,7 +97,7 @@ def test_a_damaged_version_is_refused_by_all_with_the_name_of_who_found_it(node:
 
 
 def test_receivers_that_stage_at_the_same_time_hash_once(node: Node) -> None:
-    manifest = node.sender.capture([("w", torch.rand(1 << 20))], 1)
+    manifest = publish(node.sender, [("w", torch.rand(1 << 20))], 1)
     receivers = [node.receiver(f"replica-{index}") for index in range(4)]
     by: list[str] = []
     threads = [
@@ -116,19 +117,19 @@ def test_receivers_that_stage_at_the_same_time_hash_once(node: Node) -> None:
 def test_changed_hashes_all_at_first_and_then_what_has_changed(node: Node) -> None:
     receiver = node.receiver("replica-0", verify="changed")
     same_w, moving = torch.ones(64), torch.zeros(64)
-    first = node.sender.capture([("same", same_w), ("moving", moving)], 1)
+    first = publish(node.sender, [("same", same_w), ("moving", moving)], 1)
     node.write(first, 0, 7)
     with pytest.raises(DigestMismatch):
         receiver.stage(first)
-    second = node.sender.capture([("same", same_w), ("moving", moving + 1)], 2)
+    second = publish(node.sender, [("same", same_w), ("moving", moving + 1)], 2)
     receiver.stage(second).release()
-    third = node.sender.capture([("same", same_w), ("moving", moving + 2)], 3)
+    third = publish(node.sender, [("same", same_w), ("moving", moving + 2)], 3)
     node.write(third, 0, 7)  # of the tensor that has not changed: taken on trust
     staged = receiver.stage(third)
     assert staged.digest == third.digest
     staged.release()
     del staged
-    fourth = node.sender.capture([("same", same_w), ("moving", moving + 3)], 4)
+    fourth = publish(node.sender, [("same", same_w), ("moving", moving + 3)], 4)
     node.write(fourth, 64 * 4, 7)  # of the one that has
     with pytest.raises(DigestMismatch):
         receiver.stage(fourth)
@@ -137,8 +138,8 @@ def test_changed_hashes_all_at_first_and_then_what_has_changed(node: Node) -> No
 def test_a_first_sync_is_verified_in_full_beside_receivers_that_hash_only_changes(node: Node) -> None:
     old = node.receiver("replica-0", verify="changed")
     named: Named = [("same", torch.ones(64)), ("moving", torch.zeros(64))]
-    old.stage(node.sender.capture(named, 1)).release()
-    second = node.sender.capture([named[0], ("moving", torch.ones(64))], 2)
+    old.stage(publish(node.sender, named, 1)).release()
+    second = publish(node.sender, [named[0], ("moving", torch.ones(64))], 2)
     node.write(second, 0, 7)
     assert old.stage(second).digest == second.digest
     with pytest.raises(DigestMismatch, match="replica-1"):
@@ -159,12 +160,12 @@ def counted(kind: ArenaKind) -> tuple[int, int, int]:
 def test_two_hundred_syncs_take_two_arenas_and_no_more(node: Node) -> None:
     receivers = [node.receiver(f"replica-{index}") for index in range(2)]
     weight = torch.zeros(1 << 19)
-    held = [receiver.stage(node.sender.capture([("w", weight)], 1)) for receiver in receivers[:1]]
+    held = [receiver.stage(publish(node.sender, [("w", weight)], 1)) for receiver in receivers[:1]]
     arenas: set[str] = set()
     seen: list[tuple[int, int, int]] = []
     for version in range(2, 202):
         weight += 1
-        manifest = node.sender.capture([("w", weight)], version)
+        manifest = publish(node.sender, [("w", weight)], version)
         staged = [receiver.stage(manifest) for receiver in receivers]
         for one in held:
             one.release()
@@ -190,7 +191,7 @@ def test_a_receiver_keeps_no_map_of_a_sender_of_an_earlier_life(tmp_path: Path) 
     for life in range(3):
         node = Node(str(tmp_path), "memfd")
         for n in (1, 2):
-            staged = receiver.stage(node.sender.capture([("w", torch.ones(9))], (life << 40) | n))
+            staged = receiver.stage(publish(node.sender, [("w", torch.ones(9))], (life << 40) | n))
             staged.release()
             del staged
         node.close()
@@ -212,7 +213,7 @@ def test_c03_large_and_small_tensors_in_any_order(node: Node, place: int) -> Non
         ("p4", torch.tensor([7], dtype=torch.int8)),
     ]
     named.insert(place, ("big", torch.rand(1000)))
-    manifest = node.sender.capture(named, 1)
+    manifest = publish(node.sender, named, 1)
     assert sum(meta.nbytes for meta in manifest.tensors) == 6093
     staged = node.receiver("replica-0").stage(manifest)
     assert same(dict(staged.tensors), named)
@@ -222,7 +223,7 @@ def test_c03_large_and_small_tensors_in_any_order(node: Node, place: int) -> Non
 def test_c03_a_tensor_that_fits_nowhere_is_refused_before_anything_is_reserved(node: Node) -> None:
     huge = torch.zeros(1).expand(1 << 50)
     with pytest.raises(CapacityError, match=rf"2 weight arenas of {4 << 50} bytes need {8 << 50} bytes"):
-        node.sender.capture([("big", huge)], 1)
+        publish(node.sender, [("big", huge)], 1)
 
 
 SLOW_READER = """
@@ -242,7 +243,7 @@ time.sleep(600)
 def test_c04_a_slow_reader_reads_its_version_to_the_end(node: Node) -> None:
     """Two readers on one arena, one slow; the writer wants the memory again and has to wait for the slow one."""
     fast = node.receiver("fast")
-    manifest = node.sender.capture([("w0", torch.full((4096,), 1.0)), ("w1", torch.full((4096,), 2.0))], 1)
+    manifest = publish(node.sender, [("w0", torch.full((4096,), 1.0)), ("w1", torch.full((4096,), 2.0))], 1)
     reader = subprocess.Popen(
         [sys.executable, "-c", SLOW_READER, "slow"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -254,11 +255,12 @@ def test_c04_a_slow_reader_reads_its_version_to_the_end(node: Node) -> None:
         reader.stdin = None
         assert reader.stdout.readline() == b"staged\n"
         fast.stage(manifest).release()
-        node.sender.capture([("w0", torch.zeros(4096)), ("w1", torch.zeros(4096))], 2)
+        newest = fast.stage(publish(node.sender, [("w0", torch.zeros(4096)), ("w1", torch.zeros(4096))], 2))
         assert list(node.sender.blocking_holders()) == ["slow"]
         line = reader.stdout.readline().decode()
         assert line == f"[1.0] [2.0] {manifest.digest}\n"
         assert list(node.sender.blocking_holders()) == ["slow"]
+        assert not newest.tensors["w0"].any()
     finally:
         reader.send_signal(signal.SIGKILL)
         reader.communicate(timeout=30)
@@ -267,9 +269,9 @@ def test_c04_a_slow_reader_reads_its_version_to_the_end(node: Node) -> None:
 
 def test_c04_scribbling_over_a_released_arena_changes_no_version_that_is_held(node: Node) -> None:
     receiver = node.receiver("replica-0")
-    first = node.sender.capture([("w", torch.ones(4096))], 1)
+    first = publish(node.sender, [("w", torch.ones(4096))], 1)
     receiver.stage(first).release()
-    second = node.sender.capture([("w", torch.full((4096,), 2.0))], 2)
+    second = publish(node.sender, [("w", torch.full((4096,), 2.0))], 2)
     held = receiver.stage(second)
     store = node.sender._store  # noqa: SLF001
     assert store is not None
@@ -300,7 +302,7 @@ receiver.stage(manifest)
 
 
 def test_a_receiver_that_is_killed_while_it_hashes_holds_nobody_up(node: Node) -> None:
-    manifest = node.sender.capture([("w", torch.rand(100_000))], 1)
+    manifest = publish(node.sender, [("w", torch.rand(100_000))], 1)
     killed = subprocess.run(
         [sys.executable, "-c", DYING_VERIFIER], input=msgspec.msgpack.encode(manifest), check=False, timeout=60
     )
@@ -313,7 +315,7 @@ def test_a_receiver_that_is_killed_while_it_hashes_holds_nobody_up(node: Node) -
 def test_c24_eight_readers_start_at_once_over_twenty_rounds(node: Node) -> None:
     receivers = [node.receiver(f"replica-{index}") for index in range(8)]
     for version in range(1, 21):
-        manifest = node.sender.capture([("w", torch.full((64,), float(version)))], version)
+        manifest = publish(node.sender, [("w", torch.full((64,), float(version)))], version)
         found: list[float] = []
 
         def read(receiver: SharedMemoryReceiver, published: WeightManifest, into: list[float]) -> None:
@@ -333,7 +335,7 @@ def test_nothing_appears_in_shared_memory_file_systems() -> None:
     before = sorted(path.name for path in Path("/dev/shm").iterdir())
     with tempfile.TemporaryDirectory() as directory:
         node = Node(directory, "memfd")
-        staged = node.receiver("replica-0").stage(node.sender.capture([("w", torch.ones(9))], 1))
+        staged = node.receiver("replica-0").stage(publish(node.sender, [("w", torch.ones(9))], 1))
         assert sorted(path.name for path in Path("/dev/shm").iterdir()) == before
         assert np.array_equal(staged.tensors["w"].numpy(), np.ones(9))
         staged.release()

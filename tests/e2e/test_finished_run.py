@@ -44,7 +44,7 @@ INNER_FIELDS = {
         "pause_seconds_p99",
     },
     "samples": {"admitted", "trained", "dropped", "failed", "open"},
-    "version_lag": {"mean", "p99", "max"},
+    "version_lag": {"mean", "p99", "max", "predicted_mean"},
 }
 
 

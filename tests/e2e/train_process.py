@@ -180,15 +180,21 @@ def train(
     *,
     environment: Mapping[str, str] | None = None,
     terminal: int | None = None,
+    module: str | None = None,
 ) -> Iterator[TrainProcess]:
-    """Start `paceline train` in `directory`, in a process group of its own; `terminal` is its descriptor 0, 1 and 2."""
+    """Start `paceline train` in `directory`, in a process group of its own; `terminal` is its descriptor 0, 1 and 2.
+    `module` is run in its place.
+    """
     mark = f"{MARK}={secrets.token_hex(16)}"
     # Short, since the paths of sockets may have 107 bytes only.
     temporary = Path(tempfile.mkdtemp(prefix="p-", dir="/tmp"))
+    program = [*(PROGRAM if terminal is None else PROGRAM_ON_TERMINAL), "train"]
+    if module is not None:
+        program = [sys.executable, "-m", module]
     environ = {**os.environ, "TMPDIR": str(temporary), **(environment or {}), MARK: mark.partition("=")[2]}
     with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
         process = subprocess.Popen(
-            [*(PROGRAM if terminal is None else PROGRAM_ON_TERMINAL), "train", *overrides],
+            [*program, *overrides],
             cwd=directory,
             env=environ,
             stdin=subprocess.DEVNULL if terminal is None else terminal,

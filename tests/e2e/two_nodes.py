@@ -29,6 +29,7 @@ from paceline.core.manifest import WeightManifest
 from paceline.core.weight_ports import StagedWeights
 from paceline.runtime.process_guard import ProcessGuard
 from paceline.runtime.ray_environment import prepare_environment
+from paceline.testing.publication import publish
 
 STORE_BYTES = 80 << 20  # three versions of 24 MiB, and hardly more
 DUMP_SECONDS = 0.5
@@ -90,7 +91,7 @@ class Owner:
         deadline = time.monotonic() + 10
         while self.sender.blocking_holders() and time.monotonic() < deadline:
             time.sleep(0.02)
-        return self.sender.capture(weights(version, self.mebibytes).items(), version)
+        return publish(self.sender, weights(version, self.mebibytes).items(), version)
 
 
 class Reader:

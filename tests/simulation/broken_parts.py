@@ -58,7 +58,7 @@ class AdmitsBeforeTheFirstVersion(FullyAsyncRollouter):
 
     def __init__(self, *arguments: Any, **ports: Any) -> None:
         super().__init__(*arguments, **ports)
-        self._budget.open_window(0)
+        self._outstanding.open_window(-1)
         self._fleet.confirm({replica.replica_id: Version(1, 0).packed for replica in ports["replicas"]})
 
 

@@ -14,6 +14,7 @@ from paceline.runtime.system import InlineWork
 from paceline.sync.weight_transaction import WeightTransaction
 from paceline.testing.fault_injector import FaultInjector
 from paceline.testing.marker_model import MarkerBackend, MarkerEngine
+from paceline.testing.publication import publish
 from paceline.testing.recording import RecordingBoard, RecordingEvents
 from paceline.testing.simulated_process import SimulatedProcess, SimulatedWork
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
@@ -68,7 +69,7 @@ class ReplicaRig:
         """Publish marker n as version (1, n)."""
         while int(dict(self.backend.named_tensors())["marker"][0]) < n:
             self.backend.update(TrainBatch(sequences=[], temperature=1.0))
-        manifest = self.sender.capture(self.backend.named_tensors(), Version(1, n).packed)
+        manifest = publish(self.sender, self.backend.named_tensors(), Version(1, n).packed)
         deadline = self.clock.wall() + 60
         await self.replica.stage(StageCommand(manifest=manifest, sync_id=n, deadline_wall=deadline))
         return await self.replica.swap(SwapCommand(version=manifest.version, sync_id=n, deadline_wall=deadline))

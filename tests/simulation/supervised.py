@@ -13,6 +13,7 @@ async def supervise(simulation: Simulation) -> None:
         runtime=simulation,
         replica_roles=simulation.replica_roles,
         other_roles=OTHER_ROLES,
+        spare_roles=simulation.spare_roles,
         max_restarts=simulation.config.rollout.max_replica_restarts,
         waits=Waits(who="driver", clock=simulation.clock, events=simulation.checker),
         on_started=lambda: None,

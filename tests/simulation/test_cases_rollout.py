@@ -18,8 +18,8 @@ from paceline.message_queue import MessageQueue
 from paceline.rollout.groups import Groups
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.testing.marker_model import MarkerEngine, marker_logprob, marker_of
+from paceline.testing.marker_task import EndlessPrompts, LengthReward, NumberDecoder
 from paceline.testing.recording import CallLog, RecordingEvents, RecordingReplica
-from paceline.testing.simulation import EndlessPrompts, LengthReward, NumberDecoder
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 from paceline.train.staleness import loss_mask, token_lags
 from tests.simulation.replica_rig import ReplicaRig, request, with_replicas

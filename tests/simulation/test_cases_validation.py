@@ -17,8 +17,8 @@ from paceline.core.events import SampleAdmitted, ValidationFinished, ValidationS
 from paceline.core.sample import Completion, GenerationRequest, Prompt, decode_sample
 from paceline.message_queue import MessageQueue
 from paceline.rollout.rollouter import FullyAsyncRollouter
+from paceline.testing.marker_task import EndlessPrompts
 from paceline.testing.recording import CallLog, RecordingEvents, RecordingReplica
-from paceline.testing.simulation import EndlessPrompts
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 
 

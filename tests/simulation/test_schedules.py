@@ -1,4 +1,4 @@
-"""The laws under faults: 2,160 seeded schedules of whole runs, and five broken parts that must be caught.
+"""The laws under faults: 2,400 seeded schedules of whole runs, and five broken parts that must be caught.
 
 A schedule that fails is replayed by `run_schedule(seed, supervise)`.
 """

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from paceline.core.errors import DeadlineExceeded, ProducerFailed, QueueClosed, VersionError
-from paceline.message_queue import MessageQueue
+from paceline.message_queue import MAX_VALIDATIONS, MessageQueue
 from paceline.testing.recording import RecordingEvents
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 
@@ -163,12 +163,70 @@ def test_drops_are_named_and_the_version_only_rises() -> None:
     run_virtual(main)
 
 
-def test_validation_results_are_no_samples() -> None:
+def test_validation_results_are_no_samples_and_never_wait() -> None:
+    async def main(clock: VirtualClock) -> None:
+        queue = make(clock, capacity=1)
+        putting = asyncio.ensure_future(queue.put_samples(items(1, 2)))
+        await clock.sleep(1)
+        await queue.put_validate(b"v1")
+        await queue.put_validate(b"v2")
+        assert (await queue.get_statistics()).put == await queue.get_queue_size() == 1
+        assert [await queue.get_validate() for _ in range(3)] == [b"v1", b"v2", None]
+        assert not putting.done()
+        assert clock.now() == 1
+        await queue.shutdown()
+        with pytest.raises(QueueClosed):
+            await putting
+
+    run_virtual(main)
+
+
+def test_results_that_nobody_takes_do_not_pile_up() -> None:
     async def main(clock: VirtualClock) -> None:
         queue = make(clock)
-        await queue.put_validate(b"v1")
-        assert await queue.get_queue_size() == 0
-        assert await queue.get_validate() == b"v1"
-        assert await queue.get_validate() is None
+        for number in range(MAX_VALIDATIONS + 3):
+            await queue.put_validate(str(number).encode())
+        assert await queue.get_validate() == b"3"
+
+    run_virtual(main)
+
+
+def test_nothing_waits_behind_a_blocked_put() -> None:
+    """C18: statistics, versions, a look inside, the end of data, a failure and the shutdown."""
+
+    async def main(clock: VirtualClock) -> None:
+        queue = make(clock, capacity=2, producers=("a", "b"))
+        putting = asyncio.ensure_future(queue.put_samples(items(*range(5))))
+        await clock.sleep(1)
+        assert (await queue.get_statistics()).size == 2
+        await queue.update_param_version(7)
+        assert await queue.peek_samples() == items(0, 1)
+        await queue.finish("b")
+        await queue.fail("a", "RuntimeError: decode")
+        assert clock.now() == 1
+        assert not putting.done()
+        await queue.shutdown()
+        with pytest.raises(QueueClosed):
+            await putting
+        assert await queue.get_samples(8, 1.0) == (items(0, 1), 0)
+        await assert_ledger(queue)
+        assert clock.now() == 1
+
+    run_virtual(main)
+
+
+def test_two_producers_fill_one_queue_in_turns_and_lose_nothing() -> None:
+    async def main(clock: VirtualClock) -> None:
+        queue = make(clock, capacity=3, producers=("a", "b"))
+        putting = [asyncio.ensure_future(queue.put_samples(items(*range(start, start + 10)))) for start in (0, 10)]
+        taken: list[bytes] = []
+        while len(taken) < 20:
+            taken += (await queue.get_samples(4, 1.0))[0]
+            await assert_ledger(queue)
+        await asyncio.gather(*putting)
+        assert sorted(taken) == sorted(items(*range(20)))
+        for start in (0, 10):  # each producer's own order is kept
+            mine = [int(one) for one in taken if start <= int(one) < start + 10]
+            assert mine == sorted(mine)
 
     run_virtual(main)

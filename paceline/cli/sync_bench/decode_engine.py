@@ -1,8 +1,8 @@
 """An inference engine whose decode step really reads weights, and that notes what keeps its sequence from a token.
 
-A step multiplies a vector with the attention matrices of one layer, the layers in turn, and then sleeps for the rest of
-its pace, as a host does while an accelerator computes: so several replicas leave a small machine room. One sequence
-that never ends is what a swap holds up.
+A step multiplies a vector with the attention matrices of one layer, the layers in turn. The rest of its pace is rest,
+so that a small machine has room for several replicas; a command ends it early (`end_rest`), and waits only for a step
+at work. One sequence that never ends is what a swap holds up.
 
 States: unbound -> bound(version) -> stepping; a bind between two steps opens a pause, which the next step closes.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import resource
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ class DecodeEngine:
         self._vector = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
         self._ended: float | None = None
         self._swapped = False
+        self._command = threading.Event()
         self._gaps: deque[float] = deque(maxlen=_KEPT)
         self._durations: deque[float] = deque(maxlen=_KEPT)
         self.last_pause: PauseRecord | None = None
@@ -69,6 +71,12 @@ class DecodeEngine:
         if not fits:
             raise CoverageError("the offered tensors are not those of the model")
         self._tensors = dict(tensors) if self._apply == "mapped" else self._filled(tensors)
+        self._version = version
+        self._swapped = True
+        self.last_pause = None
+
+    def patched(self, version: int) -> None:
+        """See `PatchableEngine.patched`."""
         self._version = version
         self._swapped = True
         self.last_pause = None
@@ -106,7 +114,8 @@ class DecodeEngine:
         duration = time.perf_counter() - began
         self._steps += 1
         self._note(began, duration, _page_faults() - faults)
-        time.sleep(max(0.0, PACE_SECONDS - duration))
+        if self._command.wait(max(0.0, PACE_SECONDS - duration)):
+            self._command.clear()
         self._ended = time.perf_counter()
         return []
 
@@ -134,6 +143,10 @@ class DecodeEngine:
     def tokens_generated(self) -> int:
         """Steps made."""
         return self._steps
+
+    def end_rest(self) -> None:
+        """A command has come: the rest after this step, or the next one, ends now. From any thread."""
+        self._command.set()
 
     def forget_gap(self) -> None:
         """The replica was paused from outside: the time since the last step is no gap between two steps."""

@@ -5,10 +5,12 @@ ratio_to_memcpy   (bytes of the model / one-thread memcpy rate) / seconds: the f
 pause_seconds     from the end of one decode step to the begin of the next with the swap between them, over all
                   rounds and replicas; p99 is the largest below 100 samples (nearest rank)
 pause_to_sync     the longest pause of a round / its seconds; median over rounds
-verify_share      seconds spent on digests (the trainer's on top of its copy; the replicas': once per node, and once
-                  more of each copied replica's own memory) / seconds, each part timed by itself in the same session
+verify_share      seconds spent on digests (the trainer's on top of its copy; the replicas': once per node where they
+                  share the bytes, else in each, and once more of each copied replica's own memory) / seconds, each
+                  part timed by itself in the same session
 guard_share       the same for the search for NaN and infinity
-bytes_moved       bytes copied: into the arena, and again into each replica that owns its memory
+bytes_moved       shared_memory: into the arena, and what each replica that owns its memory takes from there;
+                  ray_object: the object, once per node; filesystem: what is written, and what each replica reads
 times_first       seconds / those of the smallest number of replicas in the same round; median over rounds
 times_engine      a peer's seconds / the engine's in the round before it; median over rounds
 """
@@ -18,12 +20,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from paceline.cli.sync_bench.engine_session import SyncRound
-from paceline.cli.sync_bench.messages import Apply, CaptureParts, CopyRate
+from paceline.cli.sync_bench.messages import Apply, CaptureParts, CopyRate, Engine, Mode
 from paceline.cli.sync_bench.peer_session import PeerRound
 
 
@@ -41,10 +42,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class SyncRow(msgspec.Struct, frozen=True):
-    """One engine with one way to apply and so many replicas; see the module for what the figures mean."""
+    """One engine in one mode with one way to apply and so many replicas; see the module for what the figures mean."""
 
-    engine: str
-    mode: Literal["full"]
+    engine: Engine
+    mode: Mode
     apply: Apply
     replicas: int
     seconds: float
@@ -91,6 +92,14 @@ class SyncReport(msgspec.Struct, frozen=True):
     command: str
 
 
+class Way(msgspec.Struct, frozen=True):
+    """What is measured: how weights are moved, what is sent, how replicas take it."""
+
+    engine: Engine
+    mode: Mode
+    apply: Apply
+
+
 class Costs(msgspec.Struct, frozen=True):
     """Measured beside the rounds: parts of the capture, the replicas' digests in seconds, memory in bytes."""
 
@@ -105,27 +114,31 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-def sync_row(
-    apply: Apply, replicas: int, rounds: Sequence[SyncRound], first: Sequence[SyncRound], costs: Costs
-) -> SyncRow:
+def bytes_moved(way: Way, one: SyncRound) -> int:
+    """See the module."""
+    if way.engine == "shared_memory":
+        return one.nbytes + (sum(one.taken) if way.apply == "copied" else 0)
+    return max(one.taken) + (sum(one.taken) if way.engine == "filesystem" else 0)
+
+
+def sync_row(way: Way, replicas: int, rounds: Sequence[SyncRound], first: Sequence[SyncRound], costs: Costs) -> SyncRow:
     """The row of `rounds`; `first` are those with the fewest replicas, in the same order."""
     seconds = statistics.median(r.seconds for r in rounds)
     ratios = [r.nbytes / r.rate.one_thread / r.seconds for r in rounds]
     pauses = [pause for r in rounds for pause in r.pauses]
     gaps = [pause.gap for pause in pauses]
     with_step = [pause.gap + pause.first_step for pause in pauses]
-    moved = rounds[0].nbytes * (1 + (replicas if apply == "copied" else 0))
     return SyncRow(
-        engine="shared_memory",
-        mode="full",
-        apply=apply,
+        engine=way.engine,
+        mode=way.mode,
+        apply=way.apply,
         replicas=replicas,
         seconds=seconds,
         ratio_to_memcpy=statistics.median(ratios),
         pause_seconds_p50=percentile(gaps, 50),
         pause_seconds_p99=percentile(gaps, 99),
         pause_to_sync=statistics.median(max(p.gap for p in r.pauses) / r.seconds for r in rounds),
-        bytes_moved=moved,
+        bytes_moved=int(statistics.median(bytes_moved(way, r) for r in rounds)),
         verify_share=(costs.capture.digest_seconds + costs.digest_seconds) / seconds,
         peak_bytes=costs.peak_bytes,
         guard_share=costs.capture.guard_seconds / seconds,

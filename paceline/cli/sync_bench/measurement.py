@@ -1,8 +1,8 @@
 """The order of a whole measurement: sessions one after another, rounds within a session in turns.
 
-One session for each way to apply; its rounds go through all numbers of replicas. Then each peer in turn is started
-beside the first session, and its rounds alternate with the engine's at the same number of replicas; only one peer has
-processes at a time.
+One session for each engine, mode and way to apply; its rounds go through all numbers of replicas. Each peer in turn is
+started beside the first session, and its rounds alternate with the engine's at the same number of replicas; only one
+peer has processes at a time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.sync_bench.engine_session import EngineSession, SessionPlan, SyncRound
-from paceline.cli.sync_bench.figures import Costs, PeerRow, SyncRow, peer_row, sync_row
-from paceline.cli.sync_bench.messages import Apply, CopyRate
+from paceline.cli.sync_bench.figures import Costs, PeerRow, SyncRow, Way, peer_row, sync_row
+from paceline.cli.sync_bench.messages import CopyRate
 from paceline.cli.sync_bench.peer_session import PeerPlan, PeerSession
+from paceline.runtime.ray_environment import prepare_environment
 
 PEER_REPLICAS = 4
 
@@ -25,7 +26,7 @@ class MeasurementPlan:
 
     gib: float
     replicas: tuple[int, ...]
-    applies: tuple[Apply, ...]
+    ways: tuple[Way, ...]
     peers: tuple[str, ...]
     rounds: int
     threads: int
@@ -61,11 +62,13 @@ class Measurement:
         Raises:
             PacelineError: a process failed, did not answer in time, or its weights were not those published.
         """
-        for index, apply in enumerate(self._plan.applies):
-            session = EngineSession(self._session_plan(apply))
+        if any(way.engine == "ray_object" for way in self._plan.ways):
+            prepare_environment(self._plan.home)  # before ray is imported, which reads it once
+        for index, way in enumerate(self._plan.ways):
+            session = EngineSession(self._session_plan(way))
             try:
                 await session.start()
-                await self._measure_engine(session, apply)
+                await self._measure_engine(session, way)
                 if index == 0:
                     for name in self._plan.peers:
                         await self._measure_peer(session, name)
@@ -74,7 +77,7 @@ class Measurement:
                 await session.close()
         return self._measured
 
-    async def _measure_engine(self, session: EngineSession, apply: Apply) -> None:
+    async def _measure_engine(self, session: EngineSession, way: Way) -> None:
         rounds: dict[int, list[SyncRound]] = {count: [] for count in self._plan.replicas}
         for _ in range(self._plan.rounds):
             for count, done in rounds.items():
@@ -83,7 +86,7 @@ class Measurement:
         first = rounds[min(rounds)]
         for count, done in rounds.items():
             costs = Costs(parts, await session.digest_seconds(count), await session.peak_memory(count))
-            row = sync_row(apply, count, done, first, costs)
+            row = sync_row(way, count, done, first, costs)
             self._measured.rows.append(row)
             self._progress(row)
 
@@ -110,14 +113,18 @@ class Measurement:
         self._measured.rates.append(done.rate)
         return done
 
-    def _session_plan(self, apply: Apply) -> SessionPlan:
+    def _session_plan(self, way: Way) -> SessionPlan:
         plan = self._plan
+        name = f"{way.engine}-{way.mode}-{way.apply}"
         return SessionPlan(
             gib=plan.gib,
-            apply=apply,
+            engine=way.engine,
+            mode=way.mode,
+            apply=way.apply,
             replicas=plan.replicas,
             threads=plan.threads,
-            directory=_made(plan.home / apply),
+            directory=_made(plan.home / name),
+            in_memory=_made(plan.in_memory / name),
             logs=self._logs(),
         )
 

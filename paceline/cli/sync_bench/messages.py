@@ -9,8 +9,19 @@ from typing import Literal
 
 import msgspec
 
-from paceline.core.commands import CaptureCommand, CaptureReport, StageCommand, StageReport, SwapCommand, SwapReport
+from paceline.core.commands import (
+    CaptureCommand,
+    CaptureReport,
+    PublishCommand,
+    PublishReport,
+    StageCommand,
+    StageReport,
+    SwapCommand,
+    SwapReport,
+)
 
+Engine = Literal["shared_memory", "filesystem", "ray_object"]
+Mode = Literal["full", "delta"]
 Apply = Literal["mapped", "copied"]
 LIFE = 1  # of every version here
 
@@ -23,7 +34,8 @@ class _Tagged(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetUp(_Tagged, frozen=True):
-    """First request to every process. `name` is its role, `directory` where sockets and tables may lie.
+    """First request to every process. `name` is its role, `directory` where sockets and tables may lie, `in_memory`
+    where files of weights may.
 
     `rank` 0 is the trainer of a peer, 1 to `replicas` are its replicas.
     """
@@ -33,15 +45,30 @@ class SetUp(_Tagged, frozen=True):
     directory: str
     threads: int
     apply: Apply = "mapped"
+    engine: Engine = "shared_memory"
+    mode: Mode = "full"
+    in_memory: str = ""
     peer: str = ""
     rank: int = 0
     replicas: int = 0
+
+
+class Train(_Tagged, frozen=True):
+    """To the trainer: change the weights as an optimiser step does; they stand for `version` from now on."""
+
+    version: int
 
 
 class Capture(_Tagged, frozen=True):
     """To the trainer: take a snapshot."""
 
     command: CaptureCommand
+
+
+class Publish(_Tagged, frozen=True):
+    """To the trainer: publish the snapshot."""
+
+    command: PublishCommand
 
 
 class Memcpy(_Tagged, frozen=True):
@@ -110,7 +137,9 @@ class Stop(_Tagged, frozen=True):
 
 Request = (
     SetUp
+    | Train
     | Capture
+    | Publish
     | Memcpy
     | SplitCapture
     | Stage
@@ -144,6 +173,12 @@ class Captured(_Tagged, frozen=True):
     """Reply to `Capture`."""
 
     report: CaptureReport
+
+
+class Publication(_Tagged, frozen=True):
+    """Reply to `Publish`."""
+
+    report: PublishReport
 
 
 class Staged(_Tagged, frozen=True):
@@ -194,4 +229,4 @@ class Seconds(_Tagged, frozen=True):
     seconds: float
 
 
-Reply = Done | Failed | Captured | Staged | Swapped | CopyRate | CaptureParts | PauseRecord | Seconds
+Reply = Done | Failed | Captured | Publication | Staged | Swapped | CopyRate | CaptureParts | PauseRecord | Seconds

@@ -16,11 +16,16 @@ import torch
 
 from paceline.cli.sync_bench.messages import CaptureParts, CopyRate
 from paceline.cli.sync_bench.model_shapes import PROBE_BYTES
-from paceline.weights.digest import CopyJob, copy_and_digest
+from paceline.cli.sync_bench.weights import as_bytes
+from paceline.weights.digesting_copy import CopyJob, copy_and_digest
+from paceline.weights.stream_copy import stream_copy
+from paceline.weights.tree_digest import LEAF_BYTES
+from paceline.weights.work_sharing import share_out
 
 _COPIES = 3
 _SPLITS = 5
 _RUN_SECONDS = 60.0
+_NO_LOOK = np.uint64(0)
 
 
 class CopyProbe:
@@ -51,20 +56,19 @@ class CopyProbe:
 def split_capture(weights: Mapping[str, torch.Tensor], threads: int) -> CaptureParts:
     """Seconds that the digest and the guard add to a capture of `weights`, measured on a part and scaled to the whole.
 
-    Three ways take turns: copy tensor by tensor, copy with the digest, copy with digest and guard.
+    Three ways take turns: the copy alone, the copy with the digest, the copy with digest and guard.
     """
     part: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         if sum(t.nbytes for t in part.values()) < PROBE_BYTES:
             part[name] = tensor
     jobs = [CopyJob(name, tensor, torch.zeros_like(tensor)) for name, tensor in part.items()]
-    with ThreadPoolExecutor(threads) as pool:
-        rounds: list[tuple[float, float, float]] = []
-        for _ in range(_SPLITS):
-            copied = _timed(lambda: _copy(jobs, pool, threads))
-            hashed = _timed(lambda: copy_and_digest(jobs, "off", threads))
-            guarded = _timed(lambda: copy_and_digest(jobs, "error", threads))
-            rounds.append((copied, hashed, guarded))
+    rounds: list[tuple[float, float, float]] = []
+    for _ in range(_SPLITS):
+        copied = _timed(lambda: _copy(jobs, threads))
+        hashed = _timed(lambda: copy_and_digest(jobs, "off", threads))
+        guarded = _timed(lambda: copy_and_digest(jobs, "error", threads))
+        rounds.append((copied, hashed, guarded))
     scale = sum(t.nbytes for t in weights.values()) / sum(t.nbytes for t in part.values())
     return CaptureParts(
         copy_seconds=scale * statistics.median(copied for copied, _, _ in rounds),
@@ -73,16 +77,16 @@ def split_capture(weights: Mapping[str, torch.Tensor], threads: int) -> CaptureP
     )
 
 
-def _copy(jobs: list[CopyJob], pool: ThreadPoolExecutor, threads: int) -> None:
-    """Each thread copies the same share of every tensor."""
+def _copy(jobs: list[CopyJob], threads: int) -> None:
+    """The same copy without digest and guard."""
 
-    def share(index: int) -> None:
-        for job in jobs:
-            source, target = (t.view(-1).view(torch.int16).numpy() for t in (job.source, job.target))
-            bounds = [len(source) * edge // threads for edge in (index, index + 1)]
-            np.copyto(target[slice(*bounds)], source[slice(*bounds)])
+    def whole(job: CopyJob) -> None:
+        source, target = as_bytes(job.source).numpy(), as_bytes(job.target).numpy()
+        for start in range(0, len(source), LEAF_BYTES):
+            part = slice(start, start + LEAF_BYTES)
+            stream_copy(target[part], source[part], _NO_LOOK)
 
-    wait([pool.submit(share, index) for index in range(threads)], _RUN_SECONDS)
+    share_out(threads, whole, jobs)
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -1,6 +1,7 @@
 """The process of one replica: the real `Replica`, `WeightTransaction`, receiver and serving table, a small engine.
 
-Run as `python -m paceline.cli.sync_bench.replica_process`; its first request tells it who it is.
+Run as `python -m paceline.cli.sync_bench.replica_process`, or in an actor of a Ray cluster (`ray_workers`); its first
+request tells it who it is.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver
 from paceline.cli.sync_bench import messages as m
 from paceline.cli.sync_bench.decode_engine import PACE_SECONDS, DecodeEngine
+from paceline.cli.sync_bench.engine_ends import make_receiver
 from paceline.cli.sync_bench.frames import CALL_SECONDS, RequestPipe
 from paceline.cli.sync_bench.model_shapes import HEAD, shapes_of
 from paceline.cli.sync_bench.worker_ports import NoEvents
 from paceline.core.commands import ExchangeRequest
 from paceline.core.errors import DeadlineExceeded, SyncError
+from paceline.core.object_transport import ObjectTransport
 from paceline.core.sample import GenerationRequest, SamplingParams
 from paceline.rollout.replica import Replica
 from paceline.runtime.system import SystemClock, ThreadWork
@@ -37,7 +39,8 @@ _HASHES = 3
 class ReplicaProcess:
     """One replica and the requests to it. States: made -> set up -> stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, objects: ObjectTransport | None = None) -> None:
+        self._objects = objects
         self._name = "replica"
         self._engine: DecodeEngine | None = None
         self._replica: Replica | None = None
@@ -51,6 +54,8 @@ class ReplicaProcess:
             case m.Stage(command):
                 return m.Staged(await self._while_decoding(self._made().stage(command)))
             case m.Swap(command):
+                # It runs before the swap's first step, which then waits already when the decode step has ended.
+                asyncio.get_running_loop().call_soon(self._end_rest)
                 return m.Swapped(await self._while_decoding(self._made().swap(command)))
             case m.Discard(version):
                 await self._made().discard_staged(version)
@@ -77,9 +82,7 @@ class ReplicaProcess:
         transaction = WeightTransaction(
             replica_id=setup.name,
             life=m.LIFE,
-            receiver=SharedMemoryReceiver(
-                holder=setup.name, verify="full", deadline_seconds=CALL_SECONDS, threads=setup.threads
-            ),
+            receiver=make_receiver(setup, self._objects),
             board=FileServingBoard(directory=setup.directory, replica_id=setup.name),
             clock=clock,
         )
@@ -107,6 +110,10 @@ class ReplicaProcess:
         self._engine.forget_gap()
         await self._made().resume()
         await asyncio.sleep(8 * PACE_SECONDS)  # a few steps, to be in the middle of generation again
+
+    def _end_rest(self) -> None:
+        if self._engine is not None:
+            self._engine.end_rest()
 
     async def _last_pause(self) -> m.PauseRecord:
         assert self._engine is not None

@@ -43,6 +43,20 @@ def mark(weights: Mapping[str, torch.Tensor], version: int) -> None:
         bits[0] = bits[-1] = version % _LARGEST_MARK
 
 
+def train(weights: Mapping[str, torch.Tensor], version: int, share: float) -> None:
+    """Move `share` of the elements, drawn anew for each version, by one unit in the last place, and mark all tensors.
+
+    Tensors of which that is less than one element keep all but their marks.
+    """
+    generator = torch.Generator().manual_seed(version % (1 << 60))
+    for tensor in weights.values():
+        bits = tensor.view(-1).view(torch.int16)
+        count = int(share * len(bits))
+        if count:
+            bits[torch.randint(len(bits), (count,), generator=generator)] ^= 1
+    mark(weights, version)
+
+
 def check_marks(weights: Mapping[str, torch.Tensor], version: int, holder: str) -> None:
     """Raises SyncError where `holder` has a tensor of another version."""
     for name, tensor in weights.items():

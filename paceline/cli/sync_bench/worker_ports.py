@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
 from paceline.cli.sync_bench import messages as m
-from paceline.cli.sync_bench.frames import WorkerProcess
+from paceline.cli.sync_bench.frames import CALL_SECONDS
 from paceline.core.commands import (
     CaptureCommand,
     CaptureReport,
     ExchangeReply,
     ExchangeRequest,
+    PublishCommand,
+    PublishReport,
     ReplicaReport,
     StageCommand,
     StageReport,
@@ -19,6 +25,21 @@ from paceline.core.errors import SyncError
 from paceline.core.events import Event
 from paceline.core.manifest import WeightManifest
 
+R = TypeVar("R", bound=m.Reply)
+
+
+class Worker(Protocol):
+    """A process of the benchmark: one on its own (`frames.WorkerProcess`) or an actor (`ray_workers.RayWorker`)."""
+
+    name: str
+
+    @property
+    def pid(self) -> int: ...
+
+    async def call(self, request: m.Request, reply: type[R], seconds: float = CALL_SECONDS) -> R: ...
+
+    async def stop(self) -> None: ...
+
 
 class NoEvents:
     """Implements `core.events.EventSink`; nobody reads the events of a benchmark."""
@@ -28,20 +49,29 @@ class NoEvents:
 
 
 class RemoteTrainer:
-    """Implements `core.ports.TrainerControl`."""
+    """Implements `core.ports.TrainerControl`.
 
-    def __init__(self, worker: WorkerProcess) -> None:
+    `base` is the version that every replica serves; a manager that has moved none yet does not know it.
+    """
+
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self.base: int | None = None
 
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
         """See `TrainerControl`."""
+        command = replace(command, base_version=self.base)
         return (await self._worker.call(m.Capture(command), m.Captured)).report
+
+    async def publish_weights(self, command: PublishCommand) -> PublishReport:
+        """See `TrainerControl`."""
+        return (await self._worker.call(m.Publish(command), m.Publication)).report
 
 
 class RemoteReplica:
     """Implements `core.ports.ReplicaControl`, as far as a sync goes; `worker` takes the benchmark's own requests."""
 
-    def __init__(self, worker: WorkerProcess) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
     @property

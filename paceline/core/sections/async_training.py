@@ -31,6 +31,11 @@ class AsyncTrainingConfig(Section):
         True,
         description="Sequences in flight go on under new weights; false: each ends under the version it began with.",
     )
+    use_trainer_do_validate: bool = Field(
+        False,
+        description="The trainer's side evaluates its share of a validation, in a process of its own beside the "
+        "trainer; false: the replicas evaluate all of it.",
+    )
 
     @property
     def lag_policy(self) -> Literal["wait", "mask", "drop"] | None:

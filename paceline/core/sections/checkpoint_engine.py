@@ -18,6 +18,9 @@ class FilesystemKwargs(Section):
     )
     keep: int = Field(4, ge=2, description="Versions that stay readable, the newest included.")
     keep_seconds: float = Field(30.0, ge=0, description="A version stays at least this long after it was published.")
+    full_every: int = Field(
+        8, ge=1, description="A full version every so many; in between deltas, where checkpoint_engine.mode sends them."
+    )
     shard_megabytes: int = Field(256, ge=1, description="Most MiB of data per file; a larger tensor has its own file.")
 
     @model_validator(mode="after")
@@ -55,6 +58,11 @@ class CheckpointEngineConfig(Section):
         "shared_memory", description="How published weights reach a replica."
     )
     engine_kwargs: EngineKwargs = Field(default_factory=EngineKwargs, description="Options of the backends.")
+    mode: Literal["auto", "full", "delta"] = Field(
+        "auto",
+        description="What is sent: every version in full; a delta against what replicas serve; or (auto) a delta where "
+        "it takes less than half the bytes. Over shared_memory, which fetches nothing, auto is full.",
+    )
     verify: Literal["full", "changed", "off"] = Field(
         "full",
         description="What is hashed of a staged version before it is served: all, or (after a replica's first version, "

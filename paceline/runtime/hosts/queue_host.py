@@ -56,6 +56,14 @@ class QueueHost:
         """See `MessageQueue`."""
         return await self._queue.peek_samples()
 
+    async def put_validate(self, result: bytes) -> None:
+        """See `MessageQueue`."""
+        await self._queue.put_validate(result)
+
+    async def get_validate(self) -> bytes | None:
+        """See `MessageQueue`."""
+        return await self._queue.get_validate()
+
     async def update_param_version(self, version: int) -> None:
         """See `MessageQueue`."""
         await self._queue.update_param_version(version)

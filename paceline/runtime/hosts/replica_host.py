@@ -18,7 +18,8 @@ from paceline.core.commands import (
 from paceline.core.errors import SyncError
 from paceline.core.object_transport import ObjectTransport
 from paceline.rollout.replica import Replica
-from paceline.runtime import registry
+from paceline.rollout.served_replica import ServedReplica
+from paceline.runtime import registry, serving
 from paceline.runtime.hosts.host import HostProcess
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import ThreadWork
@@ -26,18 +27,32 @@ from paceline.sync.weight_transaction import WeightTransaction
 
 
 class ReplicaHost:
-    """Holds one `Replica`; decoding and staging have a thread each."""
+    """Holds one `Replica` (decoding and staging have a thread each), or one `ServedReplica` over its server."""
 
     def __init__(self, spec: RunSpec, role: str, objects: ObjectTransport) -> None:
         self._process = HostProcess(spec, role)
         self._objects = objects
-        self._replica: Replica | None = None
+        self._replica: Replica | ServedReplica | None = None
         self._stopped = asyncio.Event()
 
     async def start(self) -> None:
-        """Import the engine's libraries and build it, without weights."""
+        """Import the engine's libraries and build it, without weights; or meet the server."""
+        if serving.is_served(self._process.spec.config):
+            await self._start_served()
+        else:
+            await self._start_embedded()
+        self._process.started()
+
+    async def _start_served(self) -> None:
         process = self._process
-        make_engine = await asyncio.to_thread(registry.engine_factory, process.spec, process.role, process.threads)
+        server = serving.build_server(process.spec, process.role, process.threads)
+        await server.start()
+        self._replica = serving.build_served_replica(process.spec, process.role, server, process.clock, process.events)
+
+    async def _start_embedded(self) -> None:
+        process = self._process
+        threads = max(1, process.threads)  # one that joins a running fleet is in no plan
+        make_engine = await asyncio.to_thread(registry.engine_factory, process.spec, process.role, threads)
         transaction = WeightTransaction(
             replica_id=process.role,
             life=process.spec.life,
@@ -58,7 +73,6 @@ class ReplicaHost:
             events=process.events,
             journal=registry.build_journal(process.spec, process.role),
         )
-        process.started()
 
     async def connect(self, peers: Mapping[str, Any]) -> None:
         """A replica calls nobody."""
@@ -111,7 +125,7 @@ class ReplicaHost:
         """See `Replica`."""
         return await self._started().report()
 
-    def _started(self) -> Replica:
+    def _started(self) -> Replica | ServedReplica:
         if self._replica is None:
             raise SyncError(f"{self._process.role} is not started yet")
         return self._replica

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.core.commands import RolloutStatistics
 from paceline.core.errors import QueueClosed, SyncError
-from paceline.core.ports import ReplicaControl
+from paceline.core.ports import VALIDATOR, ReplicaControl, RewardFn
 from paceline.rollout.resumption import Resumption
 from paceline.rollout.rollouter import FullyAsyncRollouter
-from paceline.runtime import registry
+from paceline.runtime import registry, task_parts
 from paceline.runtime.hosts.host import HostProcess
 from paceline.runtime.resume import load_resumption
 from paceline.runtime.spec import RunSpec
@@ -24,18 +25,21 @@ class RollouterHost:
         self._process = HostProcess(spec, role)
         self._rollouter: FullyAsyncRollouter | None = None
         self._loop_task: asyncio.Task[None] | None = None
+        self._opened: RewardFn | None = None
 
     async def start(self) -> None:
         """Build prompts and reward."""
         spec = self._process.spec
         self._tokenizer = registry.build_tokenizer(spec)
-        self._prompts = registry.build_prompts(spec.config, self._tokenizer)
-        self._reward = registry.build_reward(spec)
+        run_dir = Path(spec.run_dir)
+        renderer = task_parts.build_renderer(spec.config, self._tokenizer, Path(spec.model_path))
+        self._prompts = await asyncio.to_thread(task_parts.build_prompts, spec.config, renderer, run_dir)
+        self._reward = self._opened = await task_parts.build_reward(spec.config, run_dir / "reward.log")
         self._resumption: Resumption | None = None
         if spec.resumed is not None:
             checkpoint = Path(spec.resumed.checkpoint)
             self._resumption = load_resumption(spec.config, checkpoint, spec.journal_dir, spec.descent)
-            registry.restore_prompts(self._prompts, self._resumption.snapshot.prompts)
+            task_parts.restore_prompts(self._prompts, self._resumption.snapshot.prompts)
         self._process.started()
 
     async def connect(self, peers: Mapping[str, Any]) -> None:
@@ -53,6 +57,7 @@ class RollouterHost:
             clock=self._process.clock,
             events=self._process.events,
             resumption=self._resumption,
+            trainer_side=peers.get(VALIDATOR),
         )
 
     async def run(self) -> None:
@@ -67,6 +72,8 @@ class RollouterHost:
         """End the loop."""
         if self._loop_task is not None:
             self._loop_task.cancel()
+        if self._opened is not None:
+            await task_parts.close_reward(self._opened)
         self._process.events.close()
 
     async def pause(self, deadline_wall: float | None = None) -> None:
@@ -107,9 +114,17 @@ class RollouterHost:
         """See `FullyAsyncRollouter`."""
         return await self._connected().outstanding_before(version, consumed)
 
-    async def samples_dropped(self, count: int) -> None:
+    async def version_captured(self, version: int, trained: int) -> None:
         """See `FullyAsyncRollouter`."""
-        await self._connected().samples_dropped(count)
+        await self._connected().version_captured(version, trained)
+
+    async def samples_dropped(self, sample_ids: Sequence[str]) -> None:
+        """See `FullyAsyncRollouter`."""
+        await self._connected().samples_dropped(sample_ids)
+
+    async def get_statistics(self) -> RolloutStatistics:
+        """See `FullyAsyncRollouter`."""
+        return await self._connected().get_statistics()
 
     async def snapshot(self) -> bytes:
         """See `FullyAsyncRollouter`."""

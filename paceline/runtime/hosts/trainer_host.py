@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.core.commands import CaptureCommand, CaptureReport
+from paceline.core.commands import CaptureCommand, CaptureReport, PublishCommand, PublishReport
 from paceline.core.errors import SyncError
+from paceline.core.manifest import WeightManifest
 from paceline.core.object_transport import ObjectTransport
 from paceline.core.weight_ports import WeightSender
 from paceline.observability.rollout_log import JsonlRolloutLog
@@ -21,7 +22,7 @@ from paceline.train.trainer import FullyAsyncTrainer
 
 
 class TrainerHost:
-    """Holds the `FullyAsyncTrainer`; updates and snapshots share one thread."""
+    """Holds the `FullyAsyncTrainer`; updates and snapshots share one thread, publications have another."""
 
     def __init__(self, spec: RunSpec, role: str, objects: ObjectTransport) -> None:
         self._process = HostProcess(spec, role)
@@ -57,6 +58,7 @@ class TrainerHost:
             queue=peers["message_queue"],
             source=peers["rollouter"],
             work=work,
+            publish_work=ThreadWork("publish"),
             rollout_log=self._rollout_log,
             clock=process.clock,
             events=process.events,
@@ -98,6 +100,14 @@ class TrainerHost:
     async def capture_weights(self, command: CaptureCommand) -> CaptureReport:
         """See `FullyAsyncTrainer`."""
         return await self._connected().capture_weights(command)
+
+    async def publish_weights(self, command: PublishCommand) -> PublishReport:
+        """See `FullyAsyncTrainer`."""
+        return await self._connected().publish_weights(command)
+
+    async def captured_manifest(self, version: int) -> WeightManifest:
+        """See `FullyAsyncTrainer`."""
+        return await self._connected().captured_manifest(version)
 
     def _connected(self) -> FullyAsyncTrainer:
         if self._trainer is None:

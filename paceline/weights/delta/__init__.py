@@ -6,7 +6,7 @@ Sender: `encode`. Receiver: `read_delta`, then `prepare` with `apply` and `subtr
 from __future__ import annotations
 
 from paceline.weights.delta.apply import Cursor, PreparedDelta, apply, copy_and_apply, prepare, subtract
-from paceline.weights.delta.encode import EncodedDelta, count_changes, encode
+from paceline.weights.delta.encode import EncodedDelta, count_changes, encode, sampled_share
 from paceline.weights.delta.message import Delta, DeltaHeader, decode_header, read_delta
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "encode",
     "prepare",
     "read_delta",
+    "sampled_share",
     "subtract",
 ]

@@ -28,6 +28,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SET_CHANGES = 1 << 22
+SAMPLE_CHUNK = 1 << 12
+SAMPLE_EVERY = 16
 _START_STATE = 1 << 16
 
 
@@ -73,6 +75,23 @@ def count_changes(base: Mapping[str, torch.Tensor], target: Mapping[str, torch.T
     """
     _check_same(base, target)
     return sum(_each(threads, lambda job: int(scan.count_changes(job.base, job.target)), list(_jobs(base, target))))
+
+
+def sampled_share(base: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> float:
+    """About which share of the elements differs, from one chunk in `SAMPLE_EVERY` of each tensor.
+
+    Raises:
+        CoverageError: as `count_changes`.
+    """
+    _check_same(base, target)
+    seen = changed = 0
+    for name in base:
+        old, new = bits_of(base[name]), bits_of(target[name])
+        for start in range(0, len(old), SAMPLE_CHUNK * SAMPLE_EVERY):
+            part = slice(start, start + SAMPLE_CHUNK)
+            seen += len(old[part])
+            changed += int(scan.count_changes(old[part], new[part]))
+    return changed / max(1, seen)
 
 
 def encode(

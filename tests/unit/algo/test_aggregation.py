@@ -9,21 +9,27 @@ import torch
 from torch import Tensor
 
 from paceline.algo.aggregation import LossAggMode, aggregate, sequence_weights
-from paceline.algo.policy_loss import policy_loss
+from paceline.algo.policy_loss import ppo_loss
 
-MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+LONGEST = 5.0
 # Three sequences of up to three tokens; the last one has no token in the loss.
 LOSSES = torch.tensor([[1.0, 2.0, 6.0], [5.0, 9.0, 9.0], [7.0, 7.0, 7.0]])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
 
 
 def token_weights(mode: LossAggMode, mask: Tensor = MASK) -> Tensor:
-    return torch.tensor(sequence_weights(mask.sum(1).tolist(), mode))[:, None] * mask
+    return torch.tensor(sequence_weights(mask.sum(1).tolist(), mode, LONGEST))[:, None] * mask
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [("token-mean", 14 / 4), ("seq-mean-token-mean", (3 + 5) / 2), ("seq-mean-token-sum", (9 + 5) / 2)],
+    [
+        ("token-mean", 14 / 4),
+        ("seq-mean-token-mean", (3 + 5) / 2),
+        ("seq-mean-token-sum", (9 + 5) / 2),
+        ("seq-mean-token-sum-norm", (9 + 5) / 2 / 5),
+    ],
 )
 def test_by_hand(mode: LossAggMode, expected: float) -> None:
     assert aggregate(LOSSES, token_weights(mode)).item() == pytest.approx(expected)
@@ -55,7 +61,8 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(mode: LossAggMode, s
     def gradient(rows: int) -> Tensor:
         leaf = logprobs.clone().requires_grad_()
         for part in (slice(start, start + rows) for start in range(0, 5, rows)):
-            loss, _ = policy_loss(leaf[part], rollout[part], advantages[part], mask[part], clip_low=0.2, clip_high=0.28)
+            tokens = (leaf[part], rollout[part], advantages[part], mask[part])
+            loss = ppo_loss(*tokens, clip_low=0.2, clip_high=0.28, clip_c=None).loss
             aggregate(loss, weights[part]).backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         return leaf.grad

@@ -29,13 +29,16 @@ ROTARY: dict[str, Any] = SHARED | {
     "max_position_embeddings": 64,
 }
 # gpt2 has dropout and absolute positions; bloom a bias by distance, and no positions; mistral sees 9 tokens back; lfm2
-# mixes neighbours by a convolution that no mask stops.
+# mixes neighbours by a convolution that no mask stops; gemma2 caps its logits, cohere and granite scale theirs.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": ROTARY | {"head_dim": 8, "tie_word_embeddings": True},
     "llama": ROTARY | {"tie_word_embeddings": False},
     "gpt2": SHARED | {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "bloom": SHARED | {"hidden_size": 16, "n_layer": 2, "n_head": 2},
     "mistral": ROTARY | {"sliding_window": 9},
+    "gemma2": ROTARY | {"head_dim": 8, "sliding_window": 64, "final_logit_softcapping": 3.0},
+    "cohere": ROTARY | {"logit_scale": 0.25},
+    "granite": ROTARY | {"logits_scaling": 2.0},
     "lfm2": ROTARY | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 1},
 }
 

@@ -14,6 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.version import Version
 from paceline.runtime.registry import build_receiver, build_sender, next_life
 from paceline.runtime.spec import RunSpec
+from paceline.testing.publication import publish
 
 
 def tree(**options: Any) -> dict[str, Any]:
@@ -22,6 +23,10 @@ def tree(**options: Any) -> dict[str, Any]:
 
 class NoObjects:
     """The port of an engine that these runs do not use."""
+
+    @property
+    def node(self) -> str:
+        raise AssertionError
 
     def check_room(self, needed_bytes: int) -> None:
         raise AssertionError
@@ -72,7 +77,7 @@ def test_options_of_another_backend_are_allowed() -> None:
 
 def test_each_replica_keeps_copies_of_its_own() -> None:
     config = build_config({**tree(url="/w"), "rollout": {"num_replicas": 3}})
-    assert config.weight_copies == 3 * config.arenas
+    assert config.weight_copies == 2 + 3 * config.arenas
     assert build_config({"rollout": {"num_replicas": 3}}).weight_copies == config.arenas
 
 
@@ -81,7 +86,7 @@ def test_both_ends_are_built_from_the_options(tmp_path: Path) -> None:
     run = spec(url, keep=2, keep_seconds=0, shard_megabytes=1)
     made = build_sender(run, threads=1, objects=NoObjects())
     named = [("a", torch.ones(1 << 18)), ("b", torch.ones(1 << 18))]
-    manifests = [made.capture(named, Version(1, n).packed) for n in range(3)]
+    manifests = [publish(made, named, Version(1, n).packed) for n in range(3)]
     found = sorted(path.relative_to(url).as_posix() for path in Path(url).rglob("*.safetensors"))
     assert found == [f"1.{n}/weights-0000{index}-of-00002.safetensors" for n in (1, 2) for index in (1, 2)]
     staged = build_receiver(run, "replica-0", objects=NoObjects()).stage(manifests[-1])

@@ -19,6 +19,7 @@ from paceline.checkpoint_engine.filesystem_follower import FilesystemFollower
 from paceline.core.errors import CapacityError, ConfigError, NonFiniteWeights, SyncError, VersionError
 from paceline.core.manifest import WeightManifest
 from paceline.runtime.system import InlineWork
+from paceline.testing.publication import publish
 from tests.unit.checkpoint_engine.failing_filesystem import FailingFileSystem, Stopped, no_space
 from tests.unit.checkpoint_engine.roots import (
     V1,
@@ -63,29 +64,29 @@ def test_a_writer_that_is_gone_after_any_file_has_published_nothing(
 ) -> None:
     """A version of this test has five files; after the fifth, the marker, it is there."""
     url = f"failing://{secrets.token_hex(8)}/weights"
-    first = sender(url, shard_bytes=30).capture(weights(1.0), V1)
+    first = publish(sender(url, shard_bytes=30), weights(1.0), V1)
     failing.after = written
     failing.failures.append(Stopped())
     writer = sender(url, shard_bytes=30)
     if written < 5:
         with pytest.raises(Stopped):
-            writer.capture(weights(2.0), V2)
+            publish(writer, weights(2.0), V2)
     else:
-        writer.capture(weights(2.0), V2)
+        publish(writer, weights(2.0), V2)
     failing.failures.clear()
     assert latest(url).version == (V2 if written >= 5 else V1)
     assert receiver(url).stage(first).tensors["norm"].tolist() == [1.0] * 7
     again = sender(url, shard_bytes=30)
     leftovers = [name for name in names_below(url) if name.startswith("1.2/")]
     assert len(leftovers) == (5 if written >= 5 else 0)
-    assert receiver(url).stage(again.capture(weights(3.0), V3)).tensors["norm"].tolist() == [3.0] * 7
+    assert receiver(url).stage(publish(again, weights(3.0), V3)).tensors["norm"].tolist() == [3.0] * 7
 
 
 def local_states(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Every state of a local root that a crash while 1.2 is written can leave, each as a directory."""
     made = sender(f"{tmp_path}/whole/weights", shard_bytes=30)
-    made.capture(weights(1.0), V1)
-    made.capture(weights(2.0), V2)
+    publish(made, weights(1.0), V1)
+    publish(made, weights(2.0), V2)
     made.close()
     written = sorted(path.name for path in (tmp_path / "whole/weights/1.2").glob("*.safetensors"))
     written += ["manifest.json", "COMPLETE"]
@@ -107,12 +108,13 @@ def test_every_state_that_a_crash_can_leave_on_a_disk_is_cleared(tmp_path: Path)
         assert latest(str(state)).version == V1, name
         again = sender(str(state))
         assert sorted(path.name for path in state.iterdir()) == ["1.1", "paceline-weights.json"], name
-        assert receiver(str(state)).stage(again.capture(weights(2.0), V2)).tensors["norm"][0] == 2
+        assert receiver(str(state)).stage(publish(again, weights(2.0), V2)).tensors["norm"][0] == 2
         again.close()
 
 
 WRITER = """
 import sys, torch
+from paceline.testing.publication import publish
 from tests.unit.checkpoint_engine.roots import sender
 from paceline.core.version import Version
 made = sender(sys.argv[1], keep_versions=3, shard_bytes=1 << 20)
@@ -120,7 +122,7 @@ tensors = [(f"t{i}", torch.full((1 << 18,), 0.0)) for i in range(8)]
 for n in range(1, 10_000):
     for _, tensor in tensors:
         tensor.fill_(n)
-    made.capture(tensors, Version(1, n).packed)
+    publish(made, tensors, Version(1, n).packed)
 """
 
 
@@ -142,7 +144,7 @@ def test_a_killed_writer_leaves_whole_versions_and_its_lock_ends(tmp_path: Path)
     assert n >= 3
     assert all((tensor == n).all() for tensor in staged.tensors.values())
     again = sender(url)
-    assert again.capture([("w", torch.ones(1))], newest.version + 1).version == newest.version + 1
+    assert publish(again, [("w", torch.ones(1))], newest.version + 1).version == newest.version + 1
 
 
 # ---- a full disk ----------------------------------------------------------------------------------------------------
@@ -152,20 +154,21 @@ def test_a_killed_writer_leaves_whole_versions_and_its_lock_ends(tmp_path: Path)
 def test_a_full_store_is_an_error_and_the_version_before_stays(failing: type[FailingFileSystem], after: int) -> None:
     url = f"failing://{secrets.token_hex(8)}/weights"
     made = sender(url, shard_bytes=30)
-    first = made.capture(weights(1.0), V1)
+    first = publish(made, weights(1.0), V1)
     before = names_below(url)
     failing.after = after
     failing.failures.append(no_space())
     with pytest.raises(SyncError, match=r"1\.2 was not published: .* is full \(\d+ bytes needed, an unknown number"):
-        made.capture(weights(2.0), V2)
+        publish(made, weights(2.0), V2)
     failing.failures.clear()
     assert names_below(url) == before
     assert receiver(url).stage(first).manifest.version == V1
-    assert made.capture(weights(2.0), V2).version == V2
+    assert publish(made, weights(2.0), V2).version == V2
 
 
 TINY_DISK = """
 import subprocess, sys, torch
+from paceline.testing.publication import publish
 from tests.unit.checkpoint_engine.roots import V1, V2, V3, receiver, sender
 from paceline.core.errors import CapacityError, SyncError
 root = sys.argv[1]
@@ -173,24 +176,24 @@ if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", root], std
     sys.exit(77)
 made = sender(root + "/weights")
 try:
-    made.capture([("w", torch.ones(6 << 20, dtype=torch.uint8))], V1)
+    publish(made, [("w", torch.ones(6 << 20, dtype=torch.uint8))], V1)
     raise AssertionError("three versions of 6 MiB fit into 16 MiB")
 except CapacityError as error:
     print(error)
 made.close()
 made = sender(root + "/weights")
 weight = torch.ones(4 << 20, dtype=torch.uint8)
-first = made.capture([("w", weight)], V1)
+first = publish(made, [("w", weight)], V1)
 with open(root + "/filler", "wb") as filler:
     filler.write(bytes(9 << 20))
 try:
-    made.capture([("w", weight)], V2)
+    publish(made, [("w", weight)], V2)
     raise AssertionError("4 MiB fit into 3 MiB")
 except SyncError as error:
     print(error)
 assert (receiver(root + "/weights").stage(first).tensors["w"] == 1).all()
 open(root + "/filler", "wb").close()
-assert receiver(root + "/weights").stage(made.capture([("w", weight)], V3)).manifest.version == V3
+assert receiver(root + "/weights").stage(publish(made, [("w", weight)], V3)).manifest.version == V3
 """
 
 
@@ -212,7 +215,7 @@ def test_c24_a_small_disk_is_refused_with_what_is_needed_and_free(tmp_path: Path
 def test_c24_more_than_any_disk_is_refused_before_a_byte_is_copied(tmp_path: Path) -> None:
     url = f"{tmp_path}/weights"
     with pytest.raises(CapacityError, match=r"3 versions of 4503\d+ bytes .* bytes are free"):
-        sender(url).capture([("w", torch.zeros(1).expand(1 << 50))], V1)
+        publish(sender(url), [("w", torch.zeros(1).expand(1 << 50))], V1)
     assert names_below(url) == ["paceline-weights.json"]
 
 
@@ -221,33 +224,33 @@ def test_c24_more_than_any_disk_is_refused_before_a_byte_is_copied(tmp_path: Pat
 
 def test_c25_nonfinite_weights_never_push_out_a_good_version(url: str) -> None:
     made = sender(url, shard_bytes=30)
-    made.capture(weights(1.0), V1)
-    second = made.capture(weights(2.0), V2)
+    publish(made, weights(1.0), V1)
+    second = publish(made, weights(2.0), V2)
     before = names_below(url)
     bad = dict(weights(3.0))
     bad["norm"][2] = float("nan")
     with pytest.raises(NonFiniteWeights, match="'norm': 1;"):
-        made.capture(list(bad.items()), V3)
+        publish(made, list(bad.items()), V3)
     assert names_below(url) == before
     assert latest(url) == second
-    assert made.capture(weights(3.0), V3).version == V3
+    assert publish(made, weights(3.0), V3).version == V3
 
 
 def test_c25_all_bad_tensors_are_named_whatever_shard_they_are_in(url: str) -> None:
     named = [(f"t{index}", torch.full((100,), float("inf") if index % 2 else 1.0)) for index in range(4)]
     with pytest.raises(NonFiniteWeights, match="'t1': 100, 't3': 100"):
-        sender(url, shard_bytes=400).capture(named, V1)
+        publish(sender(url, shard_bytes=400), named, V1)
 
 
 def test_a_version_does_not_go_backwards_over_restarts(url: str) -> None:
     made = sender(url)
-    made.capture(weights(), V2)
+    publish(made, weights(), V2)
     made.close()
     again = sender(url)
     for version in (V1, V2):
         with pytest.raises(VersionError, match=r"cannot follow version 1\.2"):
-            again.capture(weights(), version)
-    assert again.capture(weights(), V3).version == V3
+            publish(again, weights(), version)
+    assert publish(again, weights(), V3).version == V3
 
 
 def test_a_directory_of_other_things_is_refused_and_untouched(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from paceline.checkpoint_engine.filesystem_follower import FilesystemFollower
 from paceline.core.errors import DeadlineExceeded, SyncError
 from paceline.core.version import Version
 from paceline.runtime.system import InlineWork
+from paceline.testing.publication import publish
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 from tests.unit.checkpoint_engine.roots import V1, V2, V3, HookedClock, object_root, receiver, sender, weights
 
@@ -29,23 +30,23 @@ def test_nothing_is_there_before_the_first_version(url: str) -> None:
     assert follower.latest() is None
     made = sender(url)
     assert follower.latest() is None
-    published = made.capture(weights(), V1)
+    published = publish(made, weights(), V1)
     assert follower.latest() == published
     assert receiver(url).stage(published).manifest.version == V1
 
 
 def test_a_later_life_is_newer(url: str) -> None:
     made = sender(url, keep_versions=9)
-    made.capture(weights(), Version(1, 9).packed)
-    newest = made.capture(weights(), Version(1, 10).packed)
+    publish(made, weights(), Version(1, 9).packed)
+    newest = publish(made, weights(), Version(1, 10).packed)
     follower = FilesystemFollower(url, clock=HookedClock(), work=InlineWork())
     assert follower.latest() == newest
-    newest = made.capture(weights(), Version(2, 0).packed)
+    newest = publish(made, weights(), Version(2, 0).packed)
     assert follower.latest() == newest
 
 
 def test_another_path_to_the_same_root_is_followed(tmp_path: Path) -> None:
-    published = sender(f"{tmp_path}/weights").capture(weights(), V1)
+    published = publish(sender(f"{tmp_path}/weights"), weights(), V1)
     (tmp_path / "mounted").symlink_to(tmp_path / "weights")
     elsewhere = f"file://{tmp_path}/mounted"
     found = FilesystemFollower(elsewhere, clock=HookedClock(), work=InlineWork()).latest()
@@ -71,7 +72,7 @@ def test_each_version_is_waited_for(url: str) -> None:
         following = asyncio.create_task(follow())
         for version, pause in ((V1, 10.5), (V2, 0.2), (V3, 0)):
             await clock.sleep(3.3)
-            made.capture(weights(), version)
+            publish(made, weights(), version)
             await clock.sleep(pause)
         await following
         return seen
@@ -80,7 +81,7 @@ def test_each_version_is_waited_for(url: str) -> None:
 
 
 def test_a_wait_ends_at_its_deadline_and_names_the_writer(url: str) -> None:
-    sender(url).capture(weights(), V1)
+    publish(sender(url), weights(), V1)
 
     async def main(clock: VirtualClock) -> float:
         follower = FilesystemFollower(url, clock=clock, work=InlineWork(), poll_seconds=0.7)
@@ -108,7 +109,7 @@ def test_a_storage_that_does_not_answer_is_left_at_the_deadline(url: str) -> Non
 
 
 def test_a_version_under_another_name_is_refused(tmp_path: Path) -> None:
-    sender(f"{tmp_path}/weights").capture(weights(), V1)
+    publish(sender(f"{tmp_path}/weights"), weights(), V1)
     (tmp_path / "weights/1.1").rename(tmp_path / "weights/1.2")
     with pytest.raises(SyncError, match=r"holds the manifest of version 1\.1"):
         FilesystemFollower(f"{tmp_path}/weights", clock=HookedClock(), work=InlineWork()).latest()

@@ -19,6 +19,7 @@ from paceline.checkpoint_engine.filesystem_format import shard_of
 from paceline.core.errors import CapacityError, PacelineError, SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.runtime.system import InlineWork
+from paceline.testing.publication import publish
 from paceline.weights.tree_digest import root_digest
 from tests.unit.checkpoint_engine.roots import V1, V2, HookedClock, receiver, rewrite, sender, sign, weights
 
@@ -27,7 +28,7 @@ FILES = ["COMPLETE", "manifest.json", "weights-00001-of-00002.safetensors", "wei
 
 def published(root: Path) -> WeightManifest:
     made = sender(str(root), shard_bytes=50)
-    manifest = made.capture(weights(), V1)
+    manifest = publish(made, weights(), V1)
     made.close()
     return manifest
 
@@ -95,12 +96,12 @@ def test_a_missing_file_is_a_version_that_is_gone(root: Path, name: str, tmp_pat
 
 def test_after_a_refusal_the_next_version_is_staged(tmp_path: Path) -> None:
     made = sender(str(tmp_path))
-    damaged = made.capture(weights(1), V1)
+    damaged = publish(made, weights(1), V1)
     (tmp_path / "1.1/weights-00001-of-00001.safetensors").write_bytes(b"")
     replica = receiver(str(tmp_path))
     with pytest.raises(SyncError, match="has 0 bytes, the manifest names"):
         replica.stage(damaged)
-    assert replica.stage(made.capture(weights(2), V2)).tensors["norm"].tolist() == [2.0] * 7
+    assert replica.stage(publish(made, weights(2), V2)).tensors["norm"].tolist() == [2.0] * 7
 
 
 # ---- forgery: marker and manifest agree, but lie ---------------------------------------------------------------------
@@ -146,6 +147,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "alias left out": weight(aliases={}),
     "alias added": lambda tree: tree["weights"]["aliases"].update(other="embed"),
     "base": weight(base_version=V1),
+    "delta of nothing": weight(delta={"base_version": V1}),
     "delta": lambda tree: tree.update(kind="delta"),
     "no tensors": weight(tensors=[]),
     "path in a shard's name": shard(name="../1.1/weights-00001-of-00002.safetensors"),
@@ -227,7 +229,7 @@ def test_huge_files_are_refused_unread(root: Path, tmp_path: Path) -> None:
 def test_a_version_for_more_than_the_memory_is_refused(tmp_path: Path) -> None:
     """All sizes and digests agree, even with the (sparse) file's: the memory is asked for before it is reserved."""
     made = sender(str(tmp_path))
-    weights = made.capture([("w", torch.zeros(0, dtype=torch.uint8))], V1)
+    weights = publish(made, [("w", torch.zeros(0, dtype=torch.uint8))], V1)
     size = 1 << 43
     large = replace(weights.tensors[0], shape=(size,), nbytes=size)
     shard = shard_of([large])

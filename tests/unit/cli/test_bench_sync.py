@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli import bench_sync
 from paceline.cli.sync_bench.engine_session import SyncRound
-from paceline.cli.sync_bench.figures import Costs, peer_row, percentile, sync_row
+from paceline.cli.sync_bench.figures import Costs, Way, bytes_moved, peer_row, percentile, sync_row
 from paceline.cli.sync_bench.messages import CaptureParts, CopyRate, PauseRecord
 from paceline.cli.sync_bench.model_shapes import EMBEDDING, VOCABULARY, shapes_of
 from paceline.cli.sync_bench.peer_session import PeerRound
@@ -51,11 +51,24 @@ def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
         assert row["peak_bytes"] > 3 * nbytes  # the trainer's weights and two arenas
         assert 0 < row["pause_seconds_p50"] <= row["pause_seconds_p99"] < row["pause_with_first_step_p99"]
         assert row["verify_share"] > 0
-        assert set(row["phase_seconds"]) == {"capture", "stage", "swap"}
+        assert set(row["phase_seconds"]) == {"capture", "encode", "stage", "swap"}
         assert sum(row["phase_seconds"].values()) <= 1.5 * row["seconds"]
     printed = capsys.readouterr().out
     assert "copied" in printed
     assert "memcpy" in printed
+
+
+@pytest.mark.parametrize("engine", ["shared_memory", "filesystem"])
+def test_a_delta_moves_less(engine: str, tmp_path: Path) -> None:
+    file = tmp_path / "sync.json"
+    assert run_small(file, engines=engine, modes="full,delta", apply="copied") == 0
+    full, delta = json.loads(file.read_text(encoding="utf-8"))["results"]
+    nbytes = shapes_of(0.05).nbytes
+    assert (full["mode"], full["bytes_moved"]) == ("full", 2 * nbytes)
+    assert delta["mode"] == "delta"
+    # Over shared memory the whole version lies in the arena all the same.
+    assert delta["bytes_moved"] < nbytes * (1.1 if engine == "shared_memory" else 0.1)
+    assert set(delta["phase_seconds"]) == {"capture", "encode", "stage", "swap"}
 
 
 def test_peers_take_turns_with_the_engine(tmp_path: Path) -> None:
@@ -79,7 +92,8 @@ def test_peers_take_turns_with_the_engine(tmp_path: Path) -> None:
         ({"peers": "nccl"}, "nccl"),
         ({"peers": ""}, "--peers"),
         ({"rounds": 0}, "--rounds"),
-        ({"modes": "delta"}, "delta"),
+        ({"modes": "delta"}, "no delta for mapped"),
+        ({"modes": "half"}, "half"),
         ({"engines": "carrier_pigeon"}, "carrier_pigeon"),
         ({"gib": 0.001}, "--gib"),
         ({"gib": float("nan")}, "--gib"),
@@ -131,14 +145,20 @@ def made_round(seconds: float, gaps: list[float], rate: float = 8e9) -> SyncRoun
         PauseRecord(gap=g, plain_gap=1e-4, first_step=2e-3, plain_step=1e-3, first_step_faults=0) for g in gaps
     )
     phases = {"capture": seconds / 2, "stage": seconds / 4, "swap": seconds / 4}
-    return SyncRound(seconds=seconds, nbytes=GIB, rate=CopyRate(rate, 2 * rate), phases=phases, pauses=pauses)
+    taken = tuple(GIB for _ in gaps)
+    return SyncRound(
+        seconds=seconds, nbytes=GIB, taken=taken, rate=CopyRate(rate, 2 * rate), phases=phases, pauses=pauses
+    )
+
+
+WAYS = [(engine, "full", "mapped") for engine in ("shared_memory", "ray_object", "filesystem")]
 
 
 def test_figures_of_known_rounds() -> None:
     first = [made_round(0.2, [1e-3]), made_round(0.4, [1e-3]), made_round(0.5, [1e-3])]
     rounds = [made_round(0.3, [1e-3, 3e-3]), made_round(0.4, [1e-3, 2e-3], rate=4e9), made_round(1.0, [1e-3, 1e-2])]
     costs = Costs(CaptureParts(copy_seconds=0.1, digest_seconds=0.03, guard_seconds=0.02), 0.05, 7 * GIB)
-    row = sync_row("copied", 2, rounds, first, costs)
+    row = sync_row(Way("shared_memory", "full", "copied"), 2, rounds, first, costs)
     assert row.seconds == 0.4
     assert row.ratio_to_memcpy == pytest.approx(GIB / 8e9 / 0.3)  # of 0.447, 0.671, 0.134
     assert row.times_first == pytest.approx(1.5)  # of 1.5, 1.0, 2.0
@@ -146,6 +166,8 @@ def test_figures_of_known_rounds() -> None:
     assert row.pause_with_first_step_p99 == pytest.approx(1.2e-2)
     assert row.pause_to_sync == pytest.approx(0.01)  # of 0.01, 0.005, 0.01
     assert row.bytes_moved == 3 * GIB
+    moved = {way: bytes_moved(Way(*way), rounds[0]) // GIB for way in WAYS}  # type: ignore[arg-type]
+    assert moved == dict(zip(WAYS, (1, 1, 3), strict=True))
     assert row.verify_share == pytest.approx(0.2)
     assert row.guard_share == pytest.approx(0.05)
     assert row.peak_bytes == 7 * GIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,14 +53,14 @@ class Prompts:
 
 
 class CountingReward:
-    """1, 0, 0, 1, 0, 0, ...: most groups have unequal rewards, some have not."""
+    """One of three responses to a prompt gets 1, the others 0: of pairs most have unequal rewards, some have not."""
 
     def __init__(self) -> None:
-        self._scored = 0
+        self._scored: Counter[str] = Counter()
 
     async def score(self, prompt: Prompt, response_text: str) -> float:
-        self._scored += 1
-        return float(self._scored % 3 == 1)
+        self._scored[prompt.prompt_id] += 1
+        return float((self._scored[prompt.prompt_id] + int(prompt.prompt_id[1:])) % 3 == 1)
 
 
 class Words:

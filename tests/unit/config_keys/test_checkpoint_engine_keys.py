@@ -18,6 +18,7 @@ from paceline.core.weight_ports import WeightSender
 from paceline.runtime import registry
 from paceline.runtime.spec import RunSpec
 from paceline.testing.object_transport import InProcessObjects, ObjectCluster
+from paceline.testing.publication import publish
 from tests.unit.config_keys.conftest import MakeSpec
 from tests.unit.config_keys.keys import shows
 
@@ -35,7 +36,7 @@ def sender_of(spec: RunSpec, objects: InProcessObjects | None = None) -> Iterato
 
 def capture(sender: WeightSender, n: int = 0, elements: int = 64) -> WeightManifest:
     named = [("a", torch.full((elements,), float(n))), ("b.scale", torch.full((elements,), float(n)))]
-    return sender.capture(named, Version(1, n).packed)
+    return publish(sender, named, Version(1, n).packed)
 
 
 def settings_of(tmp_path: Path, **options: object) -> dict[str, object]:
@@ -88,9 +89,9 @@ def test_kept_tensors_are_sent_in_their_own_type(make_spec: MakeSpec) -> None:
 def test_tensors_declared_any_value_may_hold_nan(make_spec: MakeSpec) -> None:
     named = [("w", torch.ones(2)), ("stats", torch.tensor([math.nan, 1.0]))]
     with sender_of(make_spec({})) as sender, pytest.raises(NonFiniteWeights, match="'stats'"):
-        sender.capture(named, 1)
+        publish(sender, named, 1)
     with sender_of(make_spec({"checkpoint_engine.any_value": ["stats"]})) as sender:
-        assert sender.capture(named, 1).version == 1
+        assert publish(sender, named, 1).version == 1
 
 
 @shows("checkpoint_engine.engine_kwargs.shared_memory.arena")

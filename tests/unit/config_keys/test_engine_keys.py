@@ -125,7 +125,7 @@ def test_a_swap_computes_the_cache_again_or_keeps_it(make_spec: MakeSpec) -> Non
 @shows("rollout.name")
 def test_the_name_chooses_the_engine(make_spec: MakeSpec) -> None:
     assert type(engine_of(make_spec({"rollout.name": "embedded"}))) is EmbeddedEngine
-    with pytest.raises(ConfigError, match=r"rollout\.name: input should be 'embedded'"):
+    with pytest.raises(ConfigError, match=r"rollout\.name: input should be 'embedded' or 'vllm'"):
         config_with({"rollout.name": "another"})
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.core.events import SampleDropped, SampleTrained, SyncConfirmed, TrainStep
+from collections import Counter
+
+from paceline.core.events import SampleDropped, SampleTrained, SyncConfirmed, TrainStep, ValidationFinished
 from paceline.core.sample import Prompt
 from tests.unit.config_keys.keys import shows
 from tests.unit.config_keys.marker_run import MarkerRun, run_marked
@@ -100,6 +102,19 @@ def test_a_sequence_goes_on_under_new_weights_or_keeps_its_version() -> None:
     assert most_versions(False) == 1
 
 
+@shows("async_training.use_trainer_do_validate")
+def test_the_trainers_side_has_a_share_of_each_validation() -> None:
+    def by_trainer(use: bool) -> set[int]:
+        run = run_marked({"async_training.use_trainer_do_validate": use, "rollout.num_replicas": 1})
+        records = run.events.of(ValidationFinished)
+        assert len(records) == 5
+        assert {(record.problems, record.trainer_error) for record in records} == {(4, "")}
+        return {record.by_trainer for record in records}
+
+    assert by_trainer(False) == {0}
+    assert by_trainer(True) == {2}
+
+
 @shows("algorithm.adv_estimator")
 def test_estimators_make_different_advantages_of_the_same_rewards() -> None:
     found = {}
@@ -116,11 +131,11 @@ def test_estimators_make_different_advantages_of_the_same_rewards() -> None:
 def test_groups_that_teach_nothing_are_dropped_when_filtered() -> None:
     class EvenPromptsAreEqual:
         def __init__(self) -> None:
-            self._turn = 0
+            self._turn: Counter[str] = Counter()
 
         async def score(self, prompt: Prompt, response_text: str) -> float:
-            self._turn += 1
-            return float(self._turn % 2 and int(prompt.prompt_id[1:]) % 2)
+            self._turn[prompt.prompt_id] += 1
+            return float(self._turn[prompt.prompt_id] % 2 and int(prompt.prompt_id[1:]) % 2)
 
     def dropped(enable: bool) -> int:
         run = run_marked({"algorithm.filter_groups.enable": enable}, reward=EvenPromptsAreEqual())

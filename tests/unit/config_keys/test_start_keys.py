@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from paceline.core.errors import ConfigError, WorkerDied
 from paceline.core.ports import PromptSource
-from paceline.runtime import registry
+from paceline.runtime import registry, task_parts
 from paceline.runtime.placement import Node, place_replicas
+from paceline.runtime.ray_address import cluster_address
 from paceline.runtime.stop_signal import StopSignal
 from paceline.runtime.task_runner import FullyAsyncTaskRunner, _displays
 from paceline.tokenizer.fast_tokenizer import FastTokenizer
@@ -22,7 +24,8 @@ from tests.unit.config_keys.keys import config_with, shows
 
 def prompts_of(settings: dict[str, object]) -> PromptSource:
     config = config_with(settings)
-    return registry.build_prompts(config, FastTokenizer(str(registry.model_path(config))))
+    directory = registry.model_path(config)
+    return task_parts.build_prompts(config, task_parts.build_renderer(config, FastTokenizer(str(directory)), directory))
 
 
 @shows("data.seed")
@@ -132,3 +135,13 @@ def test_replicas_are_spread_over_so_many_nodes() -> None:
         return {node.name for node in place_replicas(config, replicas, nodes, "home", 1 << 20).values()}
 
     assert (used(1), used(2), used(3)) == ({"b"}, {"b", "c"}, {"b", "c", "d"})
+
+
+@shows("ray.address")
+def test_a_cluster_that_does_not_answer_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert cluster_address(config_with({"ray.address": address})) == address
+    with pytest.raises(ConfigError, match="no Ray cluster answers"):
+        cluster_address(config_with({"ray.address": address}))
+    assert cluster_address(config_with({})) is None

@@ -7,6 +7,11 @@ import pytest
 from paceline.core.threads import plan_threads
 
 
+def test_the_trainers_side_of_validations_takes_a_thread_of_the_trainers() -> None:
+    assert plan_threads(16, 2, ["validator"]) == {**plan_threads(16, 2), "trainer": 7, "validator": 1}
+    assert plan_threads(2, 2, ["validator"]) == {**plan_threads(2, 2), "trainer": 1, "validator": 1}
+
+
 @pytest.mark.parametrize(
     ("cores", "replicas", "trainer", "each"), [(2, 2, 1, 1), (1, 2, 1, 1), (4, 2, 2, 1), (16, 2, 8, 4), (16, 3, 10, 2)]
 )

@@ -158,7 +158,7 @@ def test_the_summary_table_in_every_state(width: int) -> None:
     assert "0.410 -> 0.810" in whole
     assert "0.80 after 17 s" in whole
     assert "5 of 5 verified, 19.5 MB" in whole
-    assert "mean 0.25, p99 1, max 1" in whole
+    assert "mean 0.25 (0.38 predicted), p99 1, max 1" in whole
     assert "unfinished" in table(fold_summary([]))
     failed = RunFinished(outcome="failed", error="replica-1\nis gone", exit_code=1)
     assert "failed: replica-1 is gone" in table(fold_summary(records(*startup(), (20.0, "driver", failed))))

@@ -17,7 +17,7 @@ V7, V8 = Version(1, 7).packed, Version(1, 8).packed
 
 def sample(sample_id: str) -> Sample:
     prompt = Prompt("p1", "47+85=", (4, 7, 11), "132", "arithmetic")
-    response = Response([1, 3, 2, 0], [-0.1, -0.25, -1.5, -0.0625], [V7, V7, V8, V8], "stop", "132", 1.0)
+    response = Response([1, 3, 2, 0], [-0.1, -0.25, -1.5, -0.0625], [V7, V7, V8, V8], "stop", "132", 1.0, {"format": 0.5})
     return Sample(sample_id, 1, prompt, [response, Response([9], [-2.0], [V8], "length", "ä", 0.0)])
 
 
@@ -47,6 +47,7 @@ def test_a_line_has_all_of_a_sample(tmp_path: Path) -> None:
                     "token_ids": [1, 3, 2, 0],
                     "logprobs": [-0.1, -0.25, -1.5, -0.0625],
                     "versions": [["1.7", 2], ["1.8", 2]],
+                    "reward_metrics": {"format": 0.5},
                 },
                 {
                     "text": "ä",
@@ -55,6 +56,7 @@ def test_a_line_has_all_of_a_sample(tmp_path: Path) -> None:
                     "token_ids": [9],
                     "logprobs": [-2.0],
                     "versions": [["1.8", 1]],
+                    "reward_metrics": {},
                 },
             ],
         }

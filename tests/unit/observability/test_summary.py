@@ -12,6 +12,7 @@ import pytest
 
 from paceline.core.events import (
     GenerationWindow,
+    ResponsesAborted,
     RunFinished,
     SampleAdmitted,
     SampleDropped,
@@ -19,9 +20,11 @@ from paceline.core.events import (
     SyncAborted,
     TrainStep,
     ValidationSkipped,
+    ZombiesRefused,
 )
+from paceline.observability.quantiles import quantile
 from paceline.observability.reader import Record
-from paceline.observability.summary import encode_summary, fold_summary, quantile
+from paceline.observability.summary import encode_summary, fold_summary
 from tests.unit.observability.made_run import (
     REPLICAS,
     finish,
@@ -103,7 +106,8 @@ def test_syncs_of_a_whole_run() -> None:
 def test_samples_lag_tokens_and_idle_ratios_of_a_whole_run() -> None:
     summary = fold_summary(whole_run())
     assert summary["samples"] == {"admitted": 17, "trained": 16, "dropped": {"shutdown": 1}, "failed": 0, "open": 0}
-    assert summary["version_lag"] == {"mean": pytest.approx(0.25), "p99": 1, "max": 1}
+    # At three captures the two samples of the next update are outstanding; 16 are trained.
+    assert summary["version_lag"] == {"mean": pytest.approx(0.25), "p99": 1, "max": 1, "predicted_mean": 6 / 16}
     assert summary["tokens_generated"] == 8 * 2 * 2 * 4000
     assert summary["validation_tokens_generated"] == 8 * 2 * 2 * 500
     # Seven waits of 0.5 s; the one before the first update is start-up.
@@ -132,7 +136,7 @@ def test_an_empty_log() -> None:
     assert summary["train_seconds"] is None
     assert summary["trainer_idle_ratio"] is None
     assert summary["rollouter_idle_ratio"] is None
-    assert summary["version_lag"] == {"mean": None, "p99": None, "max": None}
+    assert summary["version_lag"] == {"mean": None, "p99": None, "max": None, "predicted_mean": None}
     assert summary["syncs"]["count"] == 0
     assert summary["syncs"]["pause_seconds_p99"] is None
     assert summary["samples"] == {"admitted": 0, "trained": 0, "dropped": {}, "failed": 0, "open": 0}
@@ -165,7 +169,7 @@ def test_open_samples_are_an_error_only_of_a_completed_run() -> None:
 def test_lag_counts_tokens_not_samples() -> None:
     trained = SampleTrained(ids=["a"], step=1, version=version(5), lags={0: 985, 2: 10, 5: 5})
     lag = fold_summary(records((1.0, "trainer", trained)))["version_lag"]
-    assert lag == {"mean": pytest.approx(45 / 1000), "p99": 2, "max": 5}
+    assert lag == {"mean": pytest.approx(45 / 1000), "p99": 2, "max": 5, "predicted_mean": 0.0}
 
 
 def test_time_held_up_by_a_sync_is_idle_time() -> None:
@@ -216,6 +220,20 @@ def test_aborted_syncs_and_skipped_validations_are_apart() -> None:
     assert (summary["syncs"]["count"], summary["syncs"]["aborted_count"]) == (1, 1)
     assert summary["validations_skipped"] == 1
     assert summary["versions"] == 1
+
+
+def test_responses_that_were_aborted_or_came_late_are_counted() -> None:
+    made = [
+        (5.0, "replica-0", ResponsesAborted(replica="replica-0", requests=["1-1/0~0", "1-1/1~0"], reason="no time")),
+        (6.0, "rollouter", ZombiesRefused(replica="replica-0", completions=3)),
+        (7.0, "rollouter", ZombiesRefused(replica="replica-1", completions=1)),
+        (8.0, "synchronizer", ZombiesRefused(replica="replica-1", completions=0, confirmations=1)),
+    ]
+    assert fold_summary(records(*made))["responses"] == {
+        "aborted_count": 2,
+        "zombies_count": 4,
+        "zombie_confirmations_count": 1,
+    }
 
 
 def test_a_gap_in_the_sequence_of_a_process_is_a_lost_event() -> None:

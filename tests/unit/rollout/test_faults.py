@@ -15,8 +15,8 @@ from paceline.core.sample import Completion, GenerationRequest, Prompt
 from paceline.core.version import Version
 from paceline.rollout.usable_prompts import UsablePrompts
 from paceline.testing.marker_model import MarkerEngine
+from paceline.testing.marker_task import EndlessPrompts
 from paceline.testing.recording import CallLog, RecordingEvents
-from paceline.testing.simulation import EndlessPrompts
 from tests.simulation.replica_rig import ReplicaRig, request, with_replicas
 from tests.unit.rollout.test_rollouter import EchoReplica, Rig, with_rig
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PromptError
+from paceline.core.events import PromptRefused
 from paceline.core.sample import Prompt
 from paceline.rollout.prompt_dataset import DatasetCursor, PromptDataset
+from paceline.rollout.usable_prompts import UsablePrompts
+from paceline.testing.recording import RecordingEvents
 
 
 def prompts(count: int, start: int = 0) -> list[Prompt]:
@@ -71,8 +74,56 @@ def test_validation_prompts_are_as_given() -> None:
     assert list(dataset().validation_prompts()) == prompts(3, 100)
 
 
-def test_unusable_training_prompts_are_refused() -> None:
+def test_no_training_prompts_are_refused() -> None:
     with pytest.raises(ConfigError, match="no training prompts"):
         PromptDataset(train=[], validation=[], seed=0)
-    with pytest.raises(ConfigError, match="same prompt_id"):
-        PromptDataset(train=prompts(2) + prompts(1), validation=[], seed=0)
+
+
+class Rows:
+    """Ten rows, of which some are bad; counts what is read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, place: int) -> Prompt:
+        self.read.append(place)
+        if place % 2:
+            raise PromptError(f"rows.jsonl:{place}: has no prompt", f"rows.jsonl:{place}")
+        return prompts(1, place)[0]
+
+
+def test_rows_are_read_when_their_turn_comes() -> None:
+    rows = Rows()
+    source = PromptDataset(train=rows, validation=[], seed=0)
+    assert rows.read == []
+    for _ in range(10):
+        try:
+            source.next_prompt()
+        except PromptError:
+            continue
+    assert sorted(rows.read) == list(range(10))
+    assert source.state() == DatasetCursor(epoch=0, position=10, seed=0, size=10)
+
+
+def test_a_bad_row_is_counted_by_name_and_the_next_one_comes() -> None:
+    events = RecordingEvents()
+    usable = UsablePrompts(PromptDataset(train=Rows(), validation=[], seed=0), longest=9, events=events)
+    drawn = [prompt.prompt_id for _ in range(10) if (prompt := usable.next_prompt()) is not None]
+    assert sorted(drawn) == sorted(f"{epoch}:p{place}" for epoch in (0, 1) for place in range(0, 10, 2))
+    refused = events.of(PromptRefused)
+    # How many of the second epoch's come before its last good one, the order decides.
+    assert {event.prompt_id for event in refused[:5]} == {f"rows.jsonl:{place}" for place in range(1, 10, 2)}
+    assert refused[0].reason == f"{refused[0].prompt_id}: has no prompt"
+
+
+def test_a_data_set_without_a_usable_row_is_an_error_that_names_one() -> None:
+    class Bad(Rows):
+        def __getitem__(self, place: int) -> Prompt:
+            raise PromptError("rows.jsonl:7: is no JSON", "rows.jsonl:7")
+
+    usable = UsablePrompts(PromptDataset(train=Bad(), validation=[], seed=0), longest=9, events=RecordingEvents())
+    with pytest.raises(ConfigError, match=r"10000 prompts in a row .* the last one: rows\.jsonl:7: is no JSON"):
+        usable.next_prompt()

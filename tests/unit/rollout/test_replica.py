@@ -16,6 +16,7 @@ from paceline.rollout.replica import Replica
 from paceline.runtime.system import InlineWork
 from paceline.sync.weight_transaction import WeightTransaction
 from paceline.testing.marker_model import MarkerBackend, MarkerEngine, marker_of
+from paceline.testing.publication import publish
 from paceline.testing.recording import RecordingBoard, RecordingEvents
 from paceline.testing.virtual_clock import VirtualClock, run_virtual
 
@@ -45,6 +46,7 @@ class Rig:
         self.sender = InProcessSender(exchange, arenas=4, dtype=None, nonfinite="error")
         self.work = TimedWork(clock)
         self.engines: list[MarkerEngine] = []
+        self.events = RecordingEvents()
         self.replica = Replica(
             replica_id="replica-0",
             make_engine=self._make_engine,
@@ -60,7 +62,7 @@ class Rig:
             decode_work=self.work,
             stage_work=InlineWork(),
             clock=clock,
-            events=RecordingEvents(),
+            events=self.events,
         )
         self._received = 0
         self.completions: dict[str, Completion] = {}
@@ -73,13 +75,18 @@ class Rig:
         """Publish marker n as version (1, n)."""
         while self.backend.named_tensors()[0][1].item() < n:  # type: ignore[index]
             self.backend.update(None)  # type: ignore[arg-type]
-        manifest = self.sender.capture(self.backend.named_tensors(), Version(1, n).packed)
+        manifest = publish(self.sender, self.backend.named_tensors(), Version(1, n).packed)
         deadline = self.clock.wall() + 60
         await self.replica.stage(StageCommand(manifest=manifest, sync_id=n, deadline_wall=deadline))
         return await self.replica.swap(SwapCommand(version=manifest.version, sync_id=n, deadline_wall=deadline))
 
     async def send(self, *requests: GenerationRequest) -> None:
         await self.exchange(list(requests), 0.0)
+
+    async def abort(self, *request_ids: str) -> None:
+        await self.replica.exchange(
+            ExchangeRequest(requests=[], acknowledged=self._received, wait_seconds=0.0, aborted=list(request_ids))
+        )
 
     async def exchange(self, requests: list[GenerationRequest], wait_seconds: float) -> None:
         reply = await self.replica.exchange(
@@ -176,6 +183,20 @@ def test_pause_is_a_barrier_and_idempotent() -> None:
         (done,) = await rig.finish("a")
         assert len(done.token_ids) == 50
         assert {marker_of(token) for token in done.token_ids} == {0, 1}
+
+    with_rig(scenario)
+
+
+def test_a_pause_takes_a_step_at_most_whatever_the_longest_generation_does() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.sync(0)
+        await rig.send(request("a", tokens=100_000))
+        for part in range(1, 8):
+            await rig.clock.sleep(3 * STEP_SECONDS + part * STEP_SECONDS / 8)  # anywhere within a step
+            began = rig.clock.now()
+            await rig.replica.pause()
+            assert rig.clock.now() - began <= STEP_SECONDS
+            await rig.replica.resume()
 
     with_rig(scenario)
 

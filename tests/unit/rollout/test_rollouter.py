@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -377,8 +378,8 @@ class EveryThirdEqual:
     """The two responses of every third prompt get the same reward, the others different ones."""
 
     def __init__(self) -> None:
-        self._calls = 0
+        self._calls: Counter[str] = Counter()
 
     async def score(self, prompt: Prompt, response_text: str) -> float:
-        self._calls += 1
-        return 1.0 if int(prompt.prompt_id) % 3 == 0 else float(self._calls % 2)
+        self._calls[prompt.prompt_id] += 1
+        return 1.0 if int(prompt.prompt_id) % 3 == 0 else float(self._calls[prompt.prompt_id] % 2)

@@ -22,39 +22,60 @@ def completion(request_id: str) -> Completion:
 
 def test_nothing_is_admitted_before_the_first_version() -> None:
     budget = AdmissionBudget(8)
-    assert not budget.admit()
-    budget.open_window(0)
-    assert [budget.admit() for _ in range(9)] == [True] * 8 + [False]
+    assert not budget.admit("1-1")
+    budget.give_back("1-1")
+    assert budget.free == 0
+    budget.open_window([])
+    assert [budget.admit(f"1-{i}") for i in range(9)] == [True] * 8 + [False]
 
 
 def test_a_window_starts_with_what_is_outstanding() -> None:
     budget = AdmissionBudget(68)
-    budget.open_window(4 + 2 + 7)  # active, waiting for resume, queued (case C17, run B)
+    budget.open_window([f"1-{i}" for i in range(4 + 2 + 7)])  # active, waiting for resume, queued (case C17, run B)
     assert (budget.used, budget.free) == (13, 55)
 
 
 def test_capacity_comes_back_on_a_failure() -> None:
     budget = AdmissionBudget(1)
-    budget.open_window(0)
-    assert budget.admit()
-    assert not budget.admit()
-    budget.give_back()
-    assert budget.admit()
+    budget.open_window([])
+    assert budget.admit("1-1")
+    assert not budget.admit("1-2")
+    budget.give_back("1-1")
+    budget.give_back("1-1")
+    assert budget.free == 1
+    assert budget.admit("1-2")
+
+
+def test_what_was_taken_before_the_window_opened_gives_nothing_back() -> None:
+    budget = AdmissionBudget(2)
+    budget.open_window([])
+    assert budget.admit("1-1")
+    budget.open_window(["1-2", "1-3"])  # the trainer holds 1-1, and drops it now
+    budget.give_back("1-1")
+    assert budget.free == 0
+
+
+def test_what_an_earlier_life_consumed_of_the_window_is_not_admitted_again() -> None:
+    budget = AdmissionBudget(8)
+    budget.open_window(["1-1"], spent=4)
+    assert (budget.used, budget.free) == (5, 3)
+    budget.open_window(["1-1"])
+    assert budget.free == 7
 
 
 def test_more_outstanding_than_allowed_admits_nothing() -> None:
     budget = AdmissionBudget(4)
-    budget.open_window(6)
+    budget.open_window([f"1-{i}" for i in range(6)])
     assert budget.free == 0
-    assert not budget.admit()
+    assert not budget.admit("1-7")
 
 
 def test_the_least_loaded_routable_replica_is_chosen() -> None:
     balancer = LoadBalancer()
     assert balancer.choose(4) is None
-    balancer.open("a")
+    balancer.open("a", 1)
     assert [balancer.choose(4), balancer.choose(4)] == ["a", "a"]
-    balancer.open("b")
+    balancer.open("b", 1)
     assert balancer.choose(4) == "b"
     balancer.done("a", 8)
     assert balancer.choose(4) == "a"
@@ -63,6 +84,17 @@ def test_the_least_loaded_routable_replica_is_chosen() -> None:
     balancer.done("a", 4)
     assert balancer.choose(1) == "b"
     assert balancer.outstanding("a") == 0
+
+
+def test_among_equally_loaded_replicas_the_newest_version_is_chosen() -> None:
+    balancer = LoadBalancer()
+    balancer.open("laggard", 1)
+    balancer.open("newest", 2)
+    assert balancer.choose(4) == "newest"
+    assert balancer.choose(4) == "laggard"  # the least loaded comes first
+    balancer.open("laggard", 3)
+    assert balancer.outstanding("laggard") == 4
+    assert balancer.choose(4) == "laggard"
 
 
 def test_groups_become_whole_once_in_any_order() -> None:

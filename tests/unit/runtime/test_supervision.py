@@ -105,16 +105,19 @@ class Run:
             }
         )
         self._max_restarts = max_restarts
+        self.spare_roles: list[str] = []
+        self.supervisor: Supervisor | None = None
 
     def supervise(self) -> None:
         async def main() -> None:
-            supervisor = Supervisor(
+            supervisor = self.supervisor = Supervisor(
                 runtime=self.runtime,
                 replica_roles=["replica-0"],
                 other_roles=["trainer", "rollouter", "synchronizer"],
                 max_restarts=self._max_restarts,
                 waits=Waits(who="driver", clock=SystemClock(), events=RecordingEvents()),
                 on_started=lambda: None,
+                spare_roles=self.spare_roles,
             )
             try:
                 async with asyncio.timeout(10):
@@ -218,3 +221,41 @@ def test_a_replica_that_cannot_join_is_started_once_more() -> None:
     run.runtime.parts["synchronizer"] = [run.synchronizer]
     run.supervise()
     assert run.synchronizer.calls == [("add_replicas", [second]), ("add_replicas", [third])]
+
+
+def test_the_run_goes_on_without_a_spare_part_that_died() -> None:
+    run = Run(trainer=FakePart(a_moment), max_restarts=5)
+    spare = dying("validator")
+    run.runtime.parts["validator"] = [spare]
+    run.spare_roles = ["validator"]
+    run.supervise()
+    assert spare.stopped
+    assert run.runtime.killed == []
+    assert run.rollouter.calls == []
+
+
+def test_a_spare_part_with_a_fault_of_ours_ends_the_run() -> None:
+    run = Run(trainer=FakePart())
+    run.runtime.parts["validator"] = [FakePart(failing(SyncError("a fault")))]
+    run.spare_roles = ["validator"]
+    with pytest.raises(SyncError, match="a fault"):
+        run.supervise()
+
+
+def test_a_replica_that_is_added_joins_and_is_started_again_like_all() -> None:
+    added: list[str] = []
+
+    async def add_in_between() -> None:
+        await a_moment()
+        assert run.supervisor is not None
+        added.append(run.supervisor.add_replica())
+        await a_moment()
+
+    run = Run(trainer=FakePart(add_in_between), max_restarts=1)
+    first, second = dying("replica-1"), FakePart()
+    run.runtime.parts["replica-1"] = [first, second]
+    run.supervise()
+    assert added == ["replica-1"]
+    assert [call for call in run.synchronizer.calls if call[0] == "add_replicas"][-1] == ("add_replicas", [second])
+    assert run.rollouter.calls == [("lose_replica", "replica-1")]
+    assert second.stopped

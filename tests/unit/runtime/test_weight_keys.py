@@ -17,12 +17,17 @@ from paceline.core.manifest import WeightManifest
 from paceline.core.weight_ports import WeightReceiver, WeightSender
 from paceline.runtime.registry import build_coverage_rules, build_receiver, build_sender
 from paceline.runtime.spec import RunSpec
+from paceline.testing.publication import publish
 
 Named = list[tuple[str, torch.Tensor]]
 
 
 class NoObjects:
     """The transport of a run on one node: nobody may use it."""
+
+    @property
+    def node(self) -> str:
+        raise AssertionError
 
     def check_room(self, needed_bytes: int) -> None:
         raise AssertionError
@@ -60,7 +65,7 @@ def maps(word: str) -> int:
 @pytest.mark.parametrize(("arena", "word"), [("memfd", "memfd:paceline"), ("file", "/arena-")])
 def test_arena_decides_what_versions_lie_in(tmp_path: Path, arena: str, word: str) -> None:
     with ends(tmp_path, engine_kwargs={"shared_memory": {"arena": arena}}) as (sender, _):
-        sender.capture([("w", torch.ones(4))], 1)
+        publish(sender, [("w", torch.ones(4))], 1)
         assert maps(word) == build_config({}).arenas
     assert maps(word) == 0
 
@@ -69,7 +74,7 @@ def test_keep_decides_what_is_cast(tmp_path: Path) -> None:
     named: Named = [("a.router.bias", torch.ones(2)), ("b", torch.ones(2))]
     for keep, types in (((), ["bfloat16", "bfloat16"]), (("*.router.bias",), ["float32", "bfloat16"])):
         with ends(tmp_path, keep=keep) as (sender, _):
-            assert [meta.dtype for meta in sender.capture(named, 1).tensors] == types
+            assert [meta.dtype for meta in publish(sender, named, 1).tensors] == types
 
 
 @pytest.mark.parametrize(("nonfinite", "refused"), [("error", True), ("skip", True), ("off", False)])
@@ -77,14 +82,14 @@ def test_nonfinite_decides_what_a_nan_does(tmp_path: Path, nonfinite: str, refus
     with ends(tmp_path, nonfinite=nonfinite) as (sender, receiver):
         if refused:
             with pytest.raises(NonFiniteWeights):
-                sender.capture([("w", torch.tensor([math.nan]))], 1)
+                publish(sender, [("w", torch.tensor([math.nan]))], 1)
         else:
-            receiver.stage(sender.capture([("w", torch.tensor([math.nan]))], 1)).release()
+            receiver.stage(publish(sender, [("w", torch.tensor([math.nan]))], 1)).release()
 
 
 def damaged(sender: WeightSender, version: int, moving: float) -> WeightManifest:
     """A version of two tensors, the first one damaged after it was published."""
-    manifest = sender.capture([("same", torch.ones(64)), ("moving", torch.full((64,), moving))], version)
+    manifest = publish(sender, [("same", torch.ones(64)), ("moving", torch.full((64,), moving))], version)
     store = sender._store  # type: ignore[attr-defined]  # noqa: SLF001
     arena = next(arena for arena in store._arenas if arena.arena_id == manifest.arena_id)  # noqa: SLF001
     assert arena.begin_write()
@@ -106,7 +111,7 @@ def test_verify_decides_what_is_noticed(tmp_path: Path, verify: str, noticed: li
             else:
                 receiver.stage(manifest).release()
             receiver.stage(
-                sender.capture([("same", torch.ones(64)), ("moving", torch.zeros(64))], version + 1)
+                publish(sender, [("same", torch.ones(64)), ("moving", torch.zeros(64))], version + 1)
             ).release()
 
 

@@ -59,7 +59,7 @@ class Serving:
 
 def publish(directory: str, engine: Serving, version: int, aliases: dict[str, str] = ALIASES) -> str:
     digest = digest_tensors(engine.tensors, aliases)
-    manifest = WeightManifest(version, None, (), aliases, 0, digest, "arena", "address")
+    manifest = WeightManifest(version, (), aliases, 0, digest, "arena", "address")
     board: ServingBoard = FileServingBoard(directory, "replica-0")
     board.publish(version, digest, manifest, engine.tensors)
     return digest

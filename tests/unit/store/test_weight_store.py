@@ -102,6 +102,29 @@ def test_holders_of_what_blocks_are_named_and_no_others(store: WeightStore) -> N
     current.release()
 
 
+def test_a_version_that_nobody_took_blocks_nothing_but_is_given_up_last(store: WeightStore) -> None:
+    old = publish(store, 1)
+    serving = lease(store, old, 1)
+    lost = publish(store, 2)
+    assert store.blocking_holders() == []
+    assert publish(store, 3) == lost
+    with pytest.raises(SyncError, match="version 2 is gone"):
+        lease(store, lost, 2)
+    serving.release()
+    assert publish(store, 4) == old
+
+
+def test_a_failed_capture_over_the_newest_version_brings_no_version_back(store: WeightStore) -> None:
+    serving = lease(store, publish(store, 1), 1)
+    publish(store, 2)
+    with pytest.raises(RuntimeError, match="broken"), store.writing(3):
+        raise RuntimeError("broken")
+    with pytest.raises(VersionError, match="version 2 cannot follow version 2"):
+        publish(store, 2)
+    publish(store, 3)
+    serving.release()
+
+
 def test_a_second_capture_at_the_same_time_is_refused(store: WeightStore) -> None:
     with store.writing(1), pytest.raises(SyncError, match="another capture"), store.writing(2):
         pass

@@ -11,6 +11,7 @@ from paceline.core.version import Version
 from paceline.runtime.system import SystemClock
 from paceline.sync.weight_transaction import WeightTransaction
 from paceline.testing.marker_model import MarkerBackend
+from paceline.testing.publication import publish
 from paceline.testing.recording import RecordingBoard
 from paceline.weights.coverage import CoverageRules
 
@@ -26,7 +27,7 @@ class Fleet:
 
     def publish(self, n: int, life: int = 1) -> WeightManifest:
         """Capture the trainer's tensors as version (life, n)."""
-        return self.sender.capture(self.backend.named_tensors(), Version(life, n).packed)
+        return publish(self.sender, self.backend.named_tensors(), Version(life, n).packed)
 
     def stage_command(self, manifest: WeightManifest, late_by: float = -60.0) -> StageCommand:
         return StageCommand(manifest=manifest, sync_id=1, deadline_wall=self.clock.wall() - late_by)

@@ -11,6 +11,7 @@ from paceline.core.errors import CoverageError, DigestMismatch, SyncError
 from paceline.core.version import Version
 from paceline.sync.covered_weights import CoveredWeights
 from paceline.testing.marker_model import MarkerEngine
+from paceline.testing.publication import publish
 from paceline.testing.weight_memory import OwnedWeights, PointedWeights, WeightMemory
 from paceline.weights.coverage import CoverageRules
 from paceline.weights.digest import digest_tensors
@@ -137,7 +138,7 @@ def test_declared_names_reach_the_engine_and_the_proof_is_of_what_was_sent() -> 
     fleet, engine = make_fleet(rules=rules), PlainEngine()
     weight = torch.arange(8.0)
     named = [("marker", torch.zeros(1)), ("module.weight", weight), ("module.head", weight)]
-    manifest = fleet.sender.capture(named, Version(1, 0).packed)
+    manifest = publish(fleet.sender, named, Version(1, 0).packed)
     fleet.transaction.stage(fleet.stage_command(manifest), engine)
     fleet.transaction.swap(fleet.swap_command(manifest), engine)
     assert set(engine.served_tensors()) == {"weight", "head"}

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.commands import ReplicaReport, StageCommand, StageReport, SwapCommand, SwapReport
 from paceline.core.config import build_config
 from paceline.core.errors import DeadlineExceeded, SyncError, WorkerDied
-from paceline.core.events import CatchUpFailed, SyncAborted
+from paceline.core.events import CatchUpFailed, SyncAborted, SyncConfirmed, ZombiesRefused
 from paceline.sync.checkpoint_engine_manager import CheckpointEngineManager
 from paceline.sync.parameter_synchronizer import ParameterSynchronizer
 from paceline.testing.recording import (
@@ -104,6 +104,9 @@ def test_a_replica_that_was_started_again_meanwhile_is_not_the_one_that_confirme
         update = await rig.manager.update_weights(1)
         assert list(update.swapped) == ["replica-0"]
         assert rig.manager.fenced == {"replica-1": "has not confirmed a version yet"}
+        assert [event.replica for event in rig.events.of(SyncConfirmed)] == ["replica-0"]
+        (refused,) = rig.events.of(ZombiesRefused)
+        assert (refused.replica, refused.confirmations) == ("replica-1", 1)
 
     with_rig(scenario)
 
@@ -236,6 +239,6 @@ def test_the_report_has_the_lag_of_publication() -> None:
         rig.replicas[0].on_stage = slow
         report = await rig.synchronizer.sync_weights(1)
         assert report.publish_lag_seconds == pytest.approx(0.5)
-        assert set(report.phases) == {"capture", "stage", "swap", "publish"}
+        assert set(report.phases) == {"capture", "encode", "stage", "swap", "publish"}
 
     with_rig(scenario)

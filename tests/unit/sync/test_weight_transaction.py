@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -52,6 +53,29 @@ def test_versions_do_not_go_backwards() -> None:
     fleet.transaction.swap(fleet.swap_command(manifest), engine)
     with pytest.raises(VersionError, match="not newer"):
         fleet.transaction.stage(fleet.stage_command(manifest), engine)
+
+
+class SlowEngine(MarkerEngine):
+    """Is asked what it expects before a byte is fetched, and answers after the deadline."""
+
+    deadline = 0.0
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        while time.time() <= self.deadline:
+            time.sleep(0.001)
+        return super().expected_tensors()
+
+
+def test_what_is_staged_after_the_deadline_is_given_back() -> None:
+    fleet, engine = make_fleet(arenas=2), SlowEngine()
+    manifest = fleet.publish(0)
+    command = fleet.stage_command(manifest, late_by=-0.2)
+    engine.deadline = command.deadline_wall
+    with pytest.raises(LateCommand, match="after its deadline"):
+        fleet.transaction.stage(command, engine)
+    assert [arena.holders for arena in fleet.exchange.arenas.values()] == [[], []]
+    with pytest.raises(SyncError, match="is not staged"):
+        fleet.transaction.swap(fleet.swap_command(manifest), engine)
 
 
 def test_late_and_foreign_commands_change_nothing() -> None:

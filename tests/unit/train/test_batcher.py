@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from paceline.core.errors import DeadlineExceeded, ProducerFailed
@@ -73,6 +75,42 @@ def test_samples_of_a_dead_life_are_dropped_by_name() -> None:
 
     run_virtual(main)
     assert [(len(event.ids), event.reason) for event in events.of(SampleDropped)] == [(3, "lost_lineage")]
+
+
+def test_a_batch_takes_what_is_urgent_first_and_waits_for_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        queue, batcher = make(clock, RecordingEvents())
+        waiting = asyncio.ensure_future(batcher.next_batch(["1-9", "1-3"]))
+        await queue.put_samples([sample(number) for number in range(9)])
+        await clock.sleep(5)
+        assert not waiting.done()
+        await queue.put_samples([sample(9)])
+        batch = await waiting
+        assert batch is not None
+        assert [s.sample_id for s in batch] == [f"1-{number}" for number in (3, 9, 0, 1, 2, 4, 5, 6)]
+
+    run_virtual(main)
+
+
+def test_a_batch_does_not_wait_for_an_urgent_sample_that_failed_meanwhile() -> None:
+    async def main(clock: VirtualClock) -> None:
+        queue, batcher = make(clock, RecordingEvents())
+        still = ["1-9", "1-3"]
+
+        async def still_urgent() -> list[str]:
+            return still
+
+        waiting = asyncio.ensure_future(batcher.next_batch(["1-9", "1-3"], still_urgent=still_urgent))
+        await queue.put_samples([sample(number) for number in range(9)])
+        await clock.sleep(5)
+        assert not waiting.done()
+        still.remove("1-9")
+        batch = await waiting
+        assert batch is not None
+        assert batch[0].sample_id == "1-3"
+        assert clock.now() < 10
+
+    run_virtual(main)
 
 
 def test_no_samples_at_the_deadline_names_the_rollouter() -> None:

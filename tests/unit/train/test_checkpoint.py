@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from paceline.core.checkpoint import (
     decode_rollouter,
     encode_rollouter,
 )
+from paceline.core.commands import ValidationResult
 from paceline.core.config import build_config
 from paceline.core.errors import CheckpointError
 from paceline.core.events import CheckpointFailed, CheckpointSaved
@@ -80,7 +81,9 @@ class Source:
     async def outstanding_before(self, version: int, consumed: object) -> list[str]:
         return []
 
-    async def samples_dropped(self, count: int) -> None: ...
+    async def version_captured(self, version: int, trained: int) -> None: ...
+
+    async def samples_dropped(self, sample_ids: Sequence[str]) -> None: ...
 
 
 class Store:
@@ -102,7 +105,9 @@ class Store:
         return 1000
 
 
-def save(store: Store, *stands: TrainerStand, save_freq: int = 2) -> tuple[RecordingEvents, list[bool]]:
+def save(
+    store: Store, *stands: TrainerStand, save_freq: int = 2, validated: Sequence[ValidationResult] = ()
+) -> tuple[RecordingEvents, list[bool]]:
     events, due = RecordingEvents(), []
 
     async def main(clock: VirtualClock) -> None:
@@ -110,6 +115,8 @@ def save(store: Store, *stands: TrainerStand, save_freq: int = 2) -> tuple[Recor
             capacity=8, producers=["rollouter"], put_timeout_seconds=1.0, clock=clock, events=RecordingEvents()
         )
         await queue.put_samples([encode_sample(sample(1))])
+        for result in validated:
+            await queue.put_validate(msgspec.msgpack.encode(result))
         checkpointer = Checkpointer(
             build_config({"trainer": {"save_freq": save_freq}}),
             run_id="r",
@@ -142,6 +149,15 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path: Path) -> None:
     assert cut.window_taken == build_config({}).required_samples
     (saved,) = events.of(CheckpointSaved)
     assert (saved.step, saved.bytes, saved.open_samples, saved.pause_seconds) == (9, 1000, 3, 0.0)
+
+
+def test_a_checkpoint_has_the_newest_validation_result_that_lay_beside_the_samples() -> None:
+    store = Store()
+    results = [ValidationResult(Version(1, n).packed, 2 * n, n / 10, 100) for n in (1, 3, 2)]
+    save(store, TrainerStand(9, 1), validated=results)
+    assert msgspec.json.decode(store.parts["meta.json"], type=CheckpointMeta).validation == results[1]
+    save(store, TrainerStand(9, 1))
+    assert msgspec.json.decode(store.parts["meta.json"], type=CheckpointMeta).validation is None
 
 
 def test_a_full_disk_costs_one_checkpoint_which_stays_due() -> None:

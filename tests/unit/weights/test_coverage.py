@@ -33,7 +33,7 @@ GOOD = CoverageRules(
 
 def sent(tensors: dict[str, Shape], aliases: dict[str, str] | None = None) -> WeightManifest:
     metas, total = plan_layout(tensors)
-    return WeightManifest(7, None, metas, aliases or {}, total, "0" * 32, "arena", "address")
+    return WeightManifest(7, metas, aliases or {}, total, "0" * 32, "arena", "address")
 
 
 def refusal(

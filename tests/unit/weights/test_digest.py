@@ -9,7 +9,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.weights.digest import CopyJob, copy_and_digest, dense_bytes, digest_tensors
+from paceline.weights.digest import dense_bytes, digest_tensors
+from paceline.weights.digesting_copy import CopyJob, copy_and_digest
 from paceline.weights.tree_digest import LEAF_BYTES, bytes_digest, leaf_digest, root_digest, tensor_digest
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from paceline.core.errors import NonFiniteWeights
-from paceline.weights.finite import count_nonfinite, nonfinite_error
+from paceline.weights.digesting_copy import CopyJob, copy_and_digest
+from paceline.weights.finite import count_nonfinite, exponent_test, nonfinite_error
 from paceline.weights.snapshot import SnapshotWriter
 
 FLOATS = [
@@ -43,6 +47,33 @@ def test_one_bad_element_is_counted(dtype: torch.dtype, bad: float) -> None:
 )
 def test_bad_bytes_of_one_byte_types(dtype: torch.dtype, byte: int, count: int) -> None:
     assert count_nonfinite(torch.tensor([1, byte, 2], dtype=torch.uint8).view(dtype)) == count
+
+
+@pytest.mark.parametrize("dtype", [t for t in FLOATS if t.itemsize <= 2], ids=str)
+def test_raw_bits_tell_what_the_count_tells_for_every_value(dtype: torch.dtype) -> None:
+    bits: NDArray[Any] = np.arange(1 << 8 * dtype.itemsize, dtype=(np.uint8, np.uint16)[dtype.itemsize - 1])
+    values = torch.from_numpy(bits).view(dtype)
+    test = exponent_test(dtype)
+    if test is None:
+        assert dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+    elif dtype is torch.float4_e2m1fn_x2:
+        assert int((bits & test.mask).max()) < test.bound
+    else:
+        assert np.array_equal((bits & test.mask) >= test.bound, ~torch.isfinite(values.float()).numpy())
+
+
+@pytest.mark.parametrize("dtype", [t for t in FLOATS if t.itemsize > 1] + [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("place", [0, 3, 2_000, 2_047, 2_048, 2_050])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_copy_counts_a_bad_element_anywhere(dtype: torch.dtype, place: int, bad: float) -> None:
+    source = torch.full((2_051,), torch.finfo(dtype).max, dtype=dtype)
+    source[7] = -source[7]
+    target = torch.zeros_like(source)
+    assert copy_and_digest([CopyJob("w", source, target)], "error").nonfinite == {}
+    source[place] = bad
+    assert copy_and_digest([CopyJob("w", source, target)], "error").nonfinite == {"w": 1}
+    assert copy_and_digest([CopyJob("w", source, target)], "off").nonfinite == {}
+    assert torch.equal(target.view(torch.uint8), source.view(torch.uint8))
 
 
 def test_opposite_infinities_do_not_cancel() -> None:

@@ -14,7 +14,7 @@ from paceline.weights.layout import check_manifest, plan_layout, view_of, views_
 
 def manifest() -> WeightManifest:
     tensors, total = plan_layout({"a": ("float32", (3,)), "b": ("bool", ()), "c": ("bfloat16", (0, 3))})
-    return WeightManifest(1, None, tensors, {"d": "a"}, total, "0" * 32, "arena", "address")
+    return WeightManifest(1, tensors, {"d": "a"}, total, "0" * 32, "arena", "address")
 
 
 def test_offsets_are_aligned_and_the_end_is_counted() -> None:
@@ -79,7 +79,7 @@ A = TensorMeta("a", "float32", (3,), 0, 12)
     ],
 )
 def test_a_manifest_that_lies_is_refused(change: dict[str, object], error: type[SyncError], reason: str) -> None:
-    base = WeightManifest(1, None, (A,), {}, 64, "0" * 32, "arena", "address")
+    base = WeightManifest(1, (A,), {}, 64, "0" * 32, "arena", "address")
     check_manifest(base, 64)
     with pytest.raises(error, match=reason):
         check_manifest(replace(base, **change), 64)

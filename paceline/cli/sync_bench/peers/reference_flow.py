@@ -72,6 +72,7 @@ class _Generation:
     def pause(self) -> float:
         """Return once no step runs; when the last one ended."""
         self._asked_to_pause.set()
+        self._engine.end_rest()
         if self._thread is not None:
             self._thread.join(CALL_SECONDS)
             if self._thread.is_alive():

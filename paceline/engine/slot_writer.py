@@ -1,0 +1,96 @@
+"""SlotWriter: brings an engine's parameters from one version to the next by writing the elements that differ.
+
+What differs is found beside generation (`prepare`), inside the pause it is only scattered (`write`). Nothing is written
+by a plan that was not proved: after it is made, every element that it names has to be what was loaded. So a model whose
+weights are packed, scaled or reordered after loading is found out, and reloaded whole instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from paceline.core.errors import PacelineError
+from paceline.engine.slot_plan import SlotPlan, plan_slots
+
+MOST_CHANGED = 0.25  # beyond it, loading whole layers moves fewer bytes
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Per checkpoint name: flat positions (int64) and values, on the parameters' device."""
+
+    elements: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class SlotWriter:
+    """Over one engine's parameters and its own `load_weights`."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        load: Callable[[Iterable[tuple[str, torch.Tensor]]], object],
+    ) -> None:
+        self._parameters = parameters
+        self._load = load
+        self._plan: SlotPlan | None = None
+
+    def learn(self, loaded: Mapping[str, torch.Tensor]) -> bool:
+        """Make the plan; `loaded` is what the parameters hold now. Returns whether it can be trusted."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in loaded.items()}
+        try:
+            plan = plan_slots(self._parameters, shapes, self._load)
+        except (PacelineError, ValueError, RuntimeError, AssertionError, KeyError):
+            return False  # a loader that does not take indices has no plan
+        self._plan = plan if plan.covers(loaded) else None
+        if self._plan is not None and not self.agrees(loaded):
+            self._plan = None
+        return self._plan is not None
+
+    def agrees(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether every element that has a slot is there, bit for bit."""
+        return self._plan is not None and all(self._agrees(self._plan, name, tensors[name]) for name in tensors)
+
+    def prepare(
+        self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], names: Iterable[str]
+    ) -> Changes | None:
+        """What to write to get from one version to the other; None: there is no plan, or too much differs."""
+        if self._plan is None:
+            return None
+        elements: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        changed, total = 0, 0
+        for name in names:
+            old, new = _bits(before[name]), _bits(after[name])
+            positions = torch.nonzero(old != new)[:, 0]
+            changed, total = changed + positions.numel(), total + new.numel()
+            device = next(iter(self._parameters.values())).device
+            values = after[name].reshape(-1)[positions]
+            elements[name] = (positions.to(device), values.to(device))
+        return Changes(elements) if changed <= MOST_CHANGED * total else None
+
+    def write(self, changes: Changes) -> int:
+        """Scatter; returns how many elements were written."""
+        if self._plan is None:
+            raise ValueError("nothing was learned")
+        parameters = {name: parameter.data for name, parameter in self._parameters.items()}
+        return sum(
+            self._plan.scatter(parameters, name, positions, values)
+            for name, (positions, values) in changes.elements.items()
+        )
+
+    def _agrees(self, plan: SlotPlan, name: str, tensor: torch.Tensor) -> bool:
+        for slots in plan.slots[name]:
+            positions, places = slots.places()
+            parameter = self._parameters[slots.parameter].data
+            held = _bits(parameter)[places.to(parameter.device)]
+            if parameter.dtype != tensor.dtype or not torch.equal(held.cpu(), _bits(tensor)[positions]):
+                return False
+        return True
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The flat bit patterns: NaNs compare, and -0 differs from 0."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().reshape(-1).view(whole)

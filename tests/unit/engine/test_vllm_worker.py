@@ -1,0 +1,415 @@
+"""What runs inside a vLLM worker, over a model that is a dictionary: staged, hashed on its way in, proved, undone."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from paceline.checkpoint_engine.filesystem import FilesystemSender
+from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessReceiver, InProcessSender
+from paceline.core.errors import ConfigError, CoverageError, DigestMismatch, PacelineError, SyncError
+from paceline.core.manifest import WeightManifest
+from paceline.core.version import Version
+from paceline.engine.slot_writer import Changes, SlotWriter
+from paceline.engine.vllm_commands import (
+    FIELD,
+    PROTOCOL,
+    Confirm,
+    Discard,
+    Hello,
+    Load,
+    ReceiverSpec,
+    Stage,
+    Staged,
+    Took,
+    WorkerCommand,
+    error_from,
+    error_text,
+    pack_command,
+    unpack_command,
+    version_label,
+    version_of_label,
+)
+from paceline.engine.vllm_worker import WorkerWeights
+from paceline.runtime.system import SystemClock
+from paceline.runtime.vllm_plugin import PacelineWeightTransfer, make_receiver
+from paceline.testing.publication import publish
+
+SPEC = ReceiverSpec("shared_memory")
+LAYERS = {"q": "qkv", "k": "qkv", "v": "qkv", "norm": "norm", "embed": "embed"}
+
+
+class DictModel:
+    """A model of three layers; q, k and v are one of them. `spoil` changes what a tensor becomes on its way in."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self.loads: list[set[str]] = []
+        self.quantization = ""
+        self.writes_in_place = False
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.writer: SlotWriter | None = None
+        self.written: list[int] = []
+        self.fail_after: int | None = None
+        self.fail_once_after: int | None = None
+        self.drift = 0.0
+
+    def describe(self) -> Mapping[str, str]:
+        return {"model_type": "toy", "dtype": "float32", "quantization": self.quantization}
+
+    def load_all(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._take(weights)
+        if missing := LAYERS.keys() - self.weights.keys():
+            raise CoverageError(f"{sorted(missing)} got no tensor")
+
+    def layers_of(self, names: Collection[str]) -> set[str] | None:
+        layers = {LAYERS[name] for name in names}
+        return {name for name, layer in LAYERS.items() if layer in layers}
+
+    def load_layers(self, weights: Iterable[tuple[str, torch.Tensor]], names: Collection[str]) -> None:
+        self._take(weights)
+
+    def learn(self, loaded: Mapping[str, torch.Tensor]) -> None:
+        if self.writes_in_place and not self.parameters:
+            self.parameters = {
+                name: nn.Parameter(tensor.clone(), requires_grad=False) for name, tensor in loaded.items()
+            }
+            self.writer = SlotWriter(self.parameters, self._fill)
+            assert self.writer.learn(loaded)
+
+    def prepare(
+        self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], names: Collection[str]
+    ) -> Changes | None:
+        return self.writer.prepare(before, after, names) if self.writer else None
+
+    def write(self, changes: Changes, after: Mapping[str, torch.Tensor] | None) -> None:
+        assert self.writer is not None
+        self.written.append(self.writer.write(changes))
+        if after is not None and not self.writer.agrees(after):
+            raise DigestMismatch("not what was written")
+        self.weights = {name: parameter.data for name, parameter in self.parameters.items()}
+
+    def _fill(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            self.parameters[name].data.copy_(tensor)
+
+    def checksums(self) -> dict[str, str]:
+        return {name: str(tensor.sum().item()) for name, tensor in self.weights.items()}
+
+    def _take(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.loads.append(set())
+        self.drift += 1.0
+        for name, tensor in weights:
+            if self.fail_once_after is not None and len(self.loads[-1]) >= self.fail_once_after:
+                self.fail_once_after = None
+                raise CoverageError("the model refuses the rest")
+            if self.fail_after is not None and len(self.loads[-1]) >= self.fail_after:
+                raise CoverageError("the model refuses the rest")
+            self.weights[name] = tensor.clone() + (self.drift if self.quantization == "drifting" else 0.0)
+            self.loads[-1].add(name)
+
+
+class Rig:
+    """A worker, its model, and the trainer's end."""
+
+    def __init__(self, model: DictModel | None = None, verify: Literal["full", "off"] = "full") -> None:
+        exchange = InProcessExchange()
+        self.sender = InProcessSender(exchange, arenas=6, dtype=None, nonfinite="error")
+        self.model = model or DictModel()
+        self.receivers: list[ReceiverSpec] = []
+
+        def make_receiver(spec: ReceiverSpec) -> InProcessReceiver:
+            self.receivers.append(spec)
+            return InProcessReceiver(exchange, holder="worker", verify=verify)
+
+        self.worker = WorkerWeights(loader=self.model, make_receiver=make_receiver)
+        self.tensors = {name: torch.full((4,), float(index)) for index, name in enumerate(LAYERS)}
+
+    def publish(self, n: int, **changes: float) -> WeightManifest:
+        self.tensors.update({name: torch.full((4,), value) for name, value in changes.items()})
+        return publish(self.sender, self.tensors.items(), Version(1, n).packed)
+
+    def stage(self, manifest: WeightManifest, **options: Any) -> None:
+        self.worker.obey(Stage(manifest, SPEC, **options))
+        until(lambda: self.worker.obey(Staged(manifest.version)))
+
+    def serve(self, manifest: WeightManifest, extent: str = "changed") -> None:
+        self.stage(manifest)
+        self.worker.obey(Load(manifest.version, extent))  # type: ignore[arg-type]
+        self.worker.obey(Confirm(manifest.version, manifest.digest))
+
+
+def until(call: Callable[[], None]) -> None:
+    for _ in range(500):
+        try:
+            return call()
+        except SyncError as error:
+            if "still being staged" not in error.message:
+                raise
+    raise AssertionError("never staged")
+
+
+def test_a_version_is_staged_loaded_and_confirmed() -> None:
+    rig = Rig()
+    rig.serve(rig.publish(0))
+    assert {name: tensor.tolist() for name, tensor in rig.model.weights.items()} == {
+        name: tensor.tolist() for name, tensor in rig.tensors.items()
+    }
+
+
+def test_only_layers_that_changed_are_loaded_whole() -> None:
+    rig = Rig()
+    rig.serve(rig.publish(0))
+    rig.serve(rig.publish(1, k=50.0))
+    rig.serve(rig.publish(2, norm=60.0, embed=61.0))
+    rig.serve(rig.publish(3))
+    assert rig.model.loads == [set(LAYERS), {"q", "k", "v"}, {"norm", "embed"}]
+    assert rig.model.weights["k"].tolist() == [50.0] * 4
+    rig.serve(rig.publish(4, q=70.0), "full")
+    assert rig.model.loads[-1] == set(LAYERS)
+
+
+def test_where_the_model_allows_it_only_elements_that_changed_are_written() -> None:
+    rig = Rig()
+    rig.model.writes_in_place = True
+    rig.serve(rig.publish(0))
+    rig.tensors["q"] = torch.tensor([0.0, 0.0, 8.0, 0.0])
+    rig.serve(publish(rig.sender, rig.tensors.items(), Version(1, 1).packed))
+    assert (rig.model.written, len(rig.model.loads)) == ([1], 1)
+    assert rig.model.weights["q"].tolist() == [0.0, 0.0, 8.0, 0.0]
+    rig.serve(rig.publish(2, q=1.0, k=2.5, v=3.5, norm=4.5, embed=5.5))
+    assert (len(rig.model.written), rig.model.loads[-1]) == (1, set(LAYERS)), "most has changed"
+
+
+def test_what_was_taken_is_told(tmp_path: Path) -> None:
+    spec = ReceiverSpec("filesystem", url=str(tmp_path))
+    sender = FilesystemSender(url=spec.url, clock=SystemClock(), delta="delta")
+    model = DictModel()
+    worker = WorkerWeights(loader=model, make_receiver=make_receiver)
+    tensors = {name: torch.randn(1000) for name in LAYERS}
+    for n in range(3):
+        tensors["q"] = tensors["q"].clone()
+        tensors["q"][n] += 1.0
+        version, base = Version(1, n).packed, Version(1, n - 1).packed if n else None
+        manifest = publish(sender, tensors.items(), version, base)
+        worker.obey(Stage(manifest, spec))
+        until(lambda v=version: worker.obey(Staged(v)))  # type: ignore[misc]
+        if base is None:
+            with pytest.raises(SyncError, match="not made from a delta"):
+                worker.obey(Took(version, 5))
+        else:
+            worker.obey(Took(version, base))
+        worker.obey(Load(version, "changed"))
+        worker.obey(Confirm(version, manifest.digest))
+    assert torch.equal(model.weights["q"], tensors["q"])
+    worker.close()
+    sender.close()
+
+
+def test_changes_are_written_only_on_the_version_that_they_were_found_against() -> None:
+    rig = Rig()
+    rig.model.writes_in_place = True
+    first = rig.publish(0)
+    rig.serve(first)
+    rig.tensors["q"] = torch.tensor([0.0, 0.0, 8.0, 0.0])
+    second = publish(rig.sender, rig.tensors.items(), Version(1, 1).packed)
+    rig.stage(second)
+    rig.worker.obey(Load(first.version, "full"))
+    rig.worker.obey(Confirm(first.version, first.digest))
+    rig.model.fail_after = 0
+    with pytest.raises(CoverageError):
+        rig.worker.obey(Load(first.version, "full"))
+    rig.model.fail_after = None
+    rig.worker.obey(Load(second.version, "changed"))
+    rig.worker.obey(Confirm(second.version, second.digest))
+    assert rig.model.written == [], "after a failure nothing is known of the model"
+
+
+def test_nothing_is_confirmed_that_did_not_enter_the_model() -> None:
+    rig = Rig()
+    first, second = rig.publish(0), rig.publish(1, q=9.0)
+    with pytest.raises(DigestMismatch, match="is nothing"):
+        rig.worker.obey(Confirm(first.version, first.digest))
+    rig.stage(first)
+    rig.stage(second)
+    rig.worker.obey(Load(first.version))
+    with pytest.raises(DigestMismatch, match=r"is 1\.0 .*, not 1\.1"):
+        rig.worker.obey(Confirm(second.version, second.digest))
+    with pytest.raises(DigestMismatch):
+        rig.worker.obey(Confirm(first.version, "0" * 32))
+    rig.worker.obey(Confirm(first.version, first.digest))
+
+
+def test_a_load_that_fails_is_undone_by_loading_the_version_before_whole() -> None:
+    rig = Rig()
+    first = rig.publish(0)
+    rig.serve(first)
+    second = rig.publish(1, q=9.0, k=9.0, v=9.0)
+    rig.stage(second)
+    rig.model.fail_after = 2
+    with pytest.raises(CoverageError, match="refuses the rest"):
+        rig.worker.obey(Load(second.version, "changed"))
+    with pytest.raises(DigestMismatch, match="is nothing"):
+        rig.worker.obey(Confirm(second.version, second.digest))
+    rig.model.fail_after = None
+    rig.worker.obey(Load(first.version, "changed"))
+    rig.worker.obey(Confirm(first.version, first.digest))
+    assert rig.model.loads[-1] == set(LAYERS), "after a failure nothing is known, so all is loaded"
+    assert rig.model.weights["q"].tolist() == [0.0] * 4
+
+
+def test_confirmed_versions_end_the_lease_of_those_before() -> None:
+    rig = Rig()
+    manifests = [rig.publish(n) for n in range(2)]
+    for manifest in manifests:
+        rig.serve(manifest)
+    with pytest.raises(SyncError, match=r"1\.0 is not held"):
+        rig.worker.obey(Load(manifests[0].version))
+    rig.worker.obey(Load(manifests[1].version))
+
+
+def test_bytes_that_are_not_what_was_published_do_not_become_a_version() -> None:
+    rig = Rig()
+    rig.serve(rig.publish(0))
+    manifest = rig.publish(1, embed=3.5)
+    torn = msgspec.structs.replace(
+        manifest,
+        tensors=tuple(
+            msgspec.structs.replace(meta, digest="f" * 32) if meta.name == "embed" else meta
+            for meta in manifest.tensors
+        ),
+    )
+
+    def stage_and_load() -> None:
+        rig.stage(torn)
+        rig.worker.obey(Load(torn.version))
+
+    with pytest.raises(PacelineError):
+        stage_and_load()
+    with pytest.raises(DigestMismatch):
+        rig.worker.obey(Confirm(manifest.version, manifest.digest))
+
+
+@pytest.mark.parametrize("what", ["tensor", "root"])
+def test_what_enters_the_model_is_hashed_there(what: str) -> None:
+    rig = Rig(verify="off")
+    manifest = rig.publish(0)
+    wrong = tuple(msgspec.structs.replace(meta, digest="f" * 32) for meta in manifest.tensors)
+    lying = (
+        msgspec.structs.replace(manifest, digest="f" * 32)
+        if what == "root"
+        else msgspec.structs.replace(manifest, tensors=wrong)
+    )
+    rig.stage(lying)
+    with pytest.raises(DigestMismatch, match="entered the model"):
+        rig.worker.obey(Load(lying.version))
+    with pytest.raises(DigestMismatch, match="is nothing"):
+        rig.worker.obey(Confirm(lying.version, lying.digest))
+
+
+def test_names_are_rewritten_and_the_trainer_keeps_its_own() -> None:
+    rig = Rig()
+    rig.tensors = {f"module.{name}": tensor for name, tensor in rig.tensors.items()} | {"module.value": torch.ones(2)}
+    manifest = rig.publish(0)
+    rig.stage(manifest, name_rules=(("module.", ""),), trainer_only=("module.value",))
+    rig.worker.obey(Load(manifest.version))
+    rig.worker.obey(Confirm(manifest.version, manifest.digest))
+    assert rig.model.weights.keys() == LAYERS.keys()
+
+
+@pytest.mark.parametrize(("quantization", "works"), [("steady", True), ("drifting", False)])
+def test_a_quantised_model_has_to_load_twice_alike(quantization: str, works: bool) -> None:
+    rig = Rig()
+    rig.model.quantization = quantization
+    manifest = rig.publish(0)
+    rig.stage(manifest)
+    if works:
+        rig.worker.obey(Load(manifest.version))
+        return
+    with pytest.raises(ConfigError, match="serve it without quantization"):
+        rig.worker.obey(Load(manifest.version))
+
+
+def test_a_discarded_version_is_gone() -> None:
+    rig = Rig()
+    manifest = rig.publish(0)
+    rig.stage(manifest)
+    rig.worker.obey(Discard(manifest.version))
+    rig.worker.obey(Discard(manifest.version))
+    with pytest.raises(SyncError, match="not held"):
+        rig.worker.obey(Load(manifest.version))
+
+
+def test_a_receiver_is_opened_once_and_all_is_released_at_the_end() -> None:
+    rig = Rig()
+    rig.serve(rig.publish(0))
+    rig.serve(rig.publish(1, q=4.0))
+    assert rig.receivers == [SPEC]
+    rig.worker.close()
+    assert rig.sender.blocking_holders() == []
+
+
+@pytest.mark.parametrize(
+    ("hello", "complaint"),
+    [
+        (Hello(protocol=PROTOCOL + 1), "install the same version on both sides"),
+        (Hello(model_type="other"), "has model_type toy, the trainer sends other"),
+        (Hello(dtype="bfloat16"), "has dtype float32, the trainer sends bfloat16"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(hello: Hello, complaint: str) -> None:
+    rig = Rig()
+    rig.worker.obey(Hello(model_type="toy", dtype="float32"))
+    with pytest.raises(ConfigError, match=complaint):
+        rig.worker.obey(hello)
+
+
+def test_commands_cross_as_checked_text() -> None:
+    commands: list[WorkerCommand] = [Hello(), Stage(Rig().publish(3), SPEC), Staged(1), Load(2), Confirm(3, "d")]
+    for command in commands:
+        assert unpack_command(pack_command(command)) == command
+    for wrong in (
+        {},
+        {FIELD: 3},
+        {FIELD: "%%%"},
+        {FIELD: base64.b64encode(pickle.dumps(Hello())).decode()},
+        {FIELD: base64.b64encode(msgspec.msgpack.encode({"type": "Load", "version": "1"})).decode()},
+        {**pack_command(Hello()), "more": 1},
+    ):
+        with pytest.raises(SyncError, match="paceline backend"):
+            unpack_command(wrong)
+
+
+def test_errors_come_back_as_themselves() -> None:
+    carried = f"Call to update_weights failed: {error_text(DigestMismatch('other bytes'))}"
+    back = error_from(carried)
+    assert type(back) is DigestMismatch
+    assert back.message == "other bytes"
+    assert error_from("CUDA out of memory") is None
+    assert type(error_from("[paceline:os] x")) is SyncError
+
+
+def test_labels_are_versions() -> None:
+    version = Version(3, 17).packed
+    assert version_of_label(version_label(version)) == version
+    for foreign in ("default", "", "1", "1.x", "v1.2"):
+        assert version_of_label(foreign) is None
+
+
+def test_the_plug_in_hands_errors_on_as_text() -> None:
+    config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(quantization=None))
+    engine = PacelineWeightTransfer(None, config, torch.device("cpu"), torch.nn.Linear(1, 1))
+    with pytest.raises(RuntimeError, match=r"\[paceline:SyncError\] the paceline backend takes one entry"):
+        engine.init_transfer_engine({"foreign": 1})
+    with pytest.raises(RuntimeError, match=r"Hello is no command for update_weights"):
+        engine.update_weights(pack_command(Hello()))
+    engine.shutdown()
