@@ -2,7 +2,8 @@
 
 `PACELINE_HOLD_DIR` is a directory. Whoever wants to strike writes `POINT ROLE` into its file `wanted` (`*` for any
 role). The process of this role that comes to this point next writes its pid into `reached` and goes on once `wanted`
-is gone, or after `HOLD_SECONDS`. Without a `wanted` nothing is slower. A run gets these hosts by its table of hosts.
+is gone, or after `HOLD_SECONDS`. While there is a file `pace`, each sync begins `PACE_SECONDS` later, so that a run
+lives as long as its killer needs. Without these files nothing is slower. A run gets these hosts by its table of hosts.
 
 Points, in the order of a sync: `idle` (before it), `capture`, `encode`, `stage` (asked for), `staged` (the reply is on
 its way), `swap` (asked for), `bind` and `bound` (inside the pause, before and after the pointers are moved), `swapped`
@@ -31,6 +32,7 @@ from paceline.runtime.spec import RunSpec
 
 HOLD_DIR = "PACELINE_HOLD_DIR"
 HOLD_SECONDS = 10.0
+PACE_SECONDS = 1.0
 POLL_SECONDS = 0.005
 POINTS = (
     "idle",
@@ -71,6 +73,8 @@ class Holder:
 
     async def at(self, point: str) -> None:
         """Come to a point; the event loop goes on meanwhile."""
+        if point == "idle" and (self._directory / "pace").exists():
+            await asyncio.sleep(PACE_SECONDS)
         await asyncio.to_thread(self.inside, point)
 
     def inside(self, point: str) -> None:

@@ -80,6 +80,10 @@ class LiveRun:
         self.directory = directory
         self.hold = directory / "hold"
         self.hold.mkdir()
+        (self.hold / "pace").touch()
+        self.struck: Counter[str] = (
+            Counter()
+        )  # kills by victim, those whose return the run did not live to see included
         overrides = [*SETTINGS, f"rollout.total_rollout_steps={64 * updates}", *settings]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, HOLD_DIR: str(self.hold), "PYTHONPATH": path}
@@ -147,6 +151,7 @@ def kill_at(run: LiveRun, point: str, victim: str) -> Kill | None:
             return None
         killed = time.time()
         os.kill(run.pid_of(victim), signal.SIGKILL)
+        run.struck[victim] += 1
     finally:
         wanted.unlink(missing_ok=True)
     return _return_of(run, point, victim, killed)
@@ -177,13 +182,12 @@ def _serves_what_was_captured(run: LiveRun, victim: str) -> bool:
     return False
 
 
-def judge(run: LiveRun, kills: Sequence[Kill]) -> Verdict:
+def judge(run: LiveRun) -> Verdict:
     """Fold the whole log, independently of the program's own summary."""
     verdict = Verdict()
     admitted: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     captured: dict[int, str] = {}
-    killed = {kill.victim for kill in kills}
     kinds = ["sample.admitted", "sample.trained", "sample.dropped", "sample.failed"]
     for event in run.events(*kinds, "sync.captured", "sync.confirmed", "sync.completed", "zombies.refused"):
         match event["kind"]:
@@ -208,20 +212,13 @@ def judge(run: LiveRun, kills: Sequence[Kill]) -> Verdict:
     verdict.problems += [f"{one} ended {count} times" for one, count in ended.items() if count > 1]
     verdict.problems += [f"{one} never ended" for one in admitted.keys() - ended.keys()]
     verdict.problems += [f"{one} ended and never began" for one in ended.keys() - admitted.keys()]
-    left = [e for e in run.events("replica.changed") if e["state"] in ("lost", "fenced")]
-    verdict.problems += [f"{e['replica']} was {e['state']}: {e['reason']}" for e in left if e["replica"] not in killed]
-    return verdict
-
-
-def struck_others(run: LiveRun, kills: Sequence[Kill]) -> list[str]:
-    """Losses beyond the kills: every replica may be lost as often as it was killed."""
-    losses = Counter(e["replica"] for e in run.events("replica.changed") if e["state"] == "lost")
-    due = Counter(kill.victim for kill in kills)
-    return [
-        f"{name} was lost {count} times, killed {due[name]} times"
-        for name, count in losses.items()
-        if count > due[name]
+    changed = Counter((e["replica"], e["state"]) for e in run.events("replica.changed"))
+    verdict.problems += [
+        f"{name} was {state} {count} times, killed {run.struck[name]} times"
+        for (name, state), count in changed.items()
+        if state in ("lost", "fenced") and count > run.struck[name]
     ]
+    return verdict
 
 
 def run_with_kills(
@@ -239,12 +236,12 @@ def run_with_kills(
             f"{point:<16} {victim}: lost after {kill.lost_seconds:.2f} s, ready {kill.ready_seconds:.1f} s\n"
         )
         sys.stdout.flush()
+    (run.hold / "pace").unlink()
     code = run.process.wait(timeout=1800)
-    verdict = judge(run, kills)
+    verdict = judge(run)
     if code != 0:
         error = (directory / "err").read_text(encoding="utf-8").strip()
         verdict.problems.append(f"the run ended with {code}: {error}")
-    verdict.problems += struck_others(run, kills)
     verdict.problems += [
         f"{kill.victim} served another digest after {kill.point}" for kill in kills if not kill.digest_is_right
     ]

@@ -46,7 +46,7 @@ def ppo_loss(
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) with r = exp(logprobs - old_logprobs).
 
     PPO, arXiv 1707.06347, equation 7, with the bounds apart as in DAPO, arXiv 2503.14476, section 3.1. Where A < 0 the
-    loss is at most -A clip_c (dual clip, arXiv 1912.09729, section 3.4); None leaves it unbounded. The log of the ratio
+    loss is at most -A clip_c (dual clip, arXiv 1912.09729); None leaves it unbounded. The log of the ratio
     is held within +-20, where its gradient is 0.
     """
     counted, gain = _selected(advantages, loss_mask)

@@ -56,7 +56,7 @@ def accepted(
 ) -> Tensor:
     """The part of the mask (bool) whose ratio lies within [lower, upper].
 
-    - "token": each token by its own ratio (masked importance sampling; IcePop, arXiv 2510.18855, section 3);
+    - "token": each token by its own ratio (masked importance sampling; IcePop, arXiv 2510.18855);
     - "sequence": all tokens of a sequence by the product of their ratios;
     - "geometric": all tokens of a sequence by the geometric mean of their ratios, which does not grow with length.
     """

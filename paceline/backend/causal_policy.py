@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -40,10 +40,15 @@ class TokenDistributions:
 class CausalPolicy:
     """A model in eval mode and what was found out about it."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, head: LogitHead | None) -> None:
         self.model = model
-        self._head = find_logit_head(model)
+        self._head = head
         self._accepted = inspect.signature(model.forward).parameters
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """Takes the model apart, if that can be."""
+        return cls(model, find_logit_head(model))
 
     @property
     def head(self) -> LogitHead | None:
@@ -67,7 +72,7 @@ class CausalPolicy:
             parameter.requires_grad_(False)
             parameter.grad = None
             parameter.data = parameter.data.to(dtype)
-        return CausalPolicy(model)
+        return CausalPolicy(model, None if self._head is None else self._head.of_copy(model))
 
     @torch.no_grad()
     def copy_from(self, other: CausalPolicy) -> None:

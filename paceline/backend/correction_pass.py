@@ -38,7 +38,7 @@ class Corrected:
 
 
 class CorrectionPass:
-    """Keeps the proximal policy of the window (decoupled PPO, arXiv 2505.24298, section 5.2)."""
+    """Keeps the proximal policy of the window (decoupled PPO, arXiv 2110.00641; for stale samples arXiv 2505.24298)."""
 
     def __init__(self, policy: CausalPolicy, correction: RolloutCorrectionConfig, dtype: torch.dtype) -> None:
         self._policy = policy

@@ -44,6 +44,11 @@ class LogitHead:
         """[V], None where the layer has none."""
         return getattr(self.layer, "bias", None)
 
+    def of_copy(self, model: PreTrainedModel) -> LogitHead:
+        """The head of a copy of the model, whatever type its weights have: not tried again."""
+        whole: Any = model
+        return LogitHead(whole.base_model, whole.get_output_embeddings(), self.form)
+
 
 def find_logit_head(model: PreTrainedModel) -> LogitHead | None:
     """The model's head, None where it cannot be taken apart."""

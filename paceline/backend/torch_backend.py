@@ -42,7 +42,7 @@ class TorchBackend:
         self._actor = actor
         self._model_path = model_path
         self._model = load_causal_lm(model_path)
-        self._policy = CausalPolicy(self._model)
+        self._policy = CausalPolicy.of(self._model)
         frozen_type = DTYPES[actor.reference_dtype]
         self._loss = BatchLoss(actor, correction, self._policy.frozen(frozen_type) if actor.use_kl_loss else None)
         self._correction = CorrectionPass(self._policy, correction, frozen_type)

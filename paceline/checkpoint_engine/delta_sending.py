@@ -51,12 +51,14 @@ class Attempt:
 
 
 class DeltaEncoder:
-    """One sender's deltas: `level` and `threads` as in `weights.delta.encode`."""
+    """One sender's deltas: `level` as in `weights.delta.encode`; of the process's `threads` a quarter encode, since the
+    next training step has the others.
+    """
 
     def __init__(self, mode: DeltaMode, *, level: Level, threads: int) -> None:
         self.mode = mode
         self._level = level
-        self._threads = threads
+        self._threads = max(1, threads // 4)
 
     def encode(self, base: Snapshot | None, target: Snapshot) -> Attempt:
         """Compare and, where that is worth it, encode."""

@@ -88,12 +88,17 @@ class HeldWeights:
         """How an engine that holds the base in memory of its own gets here."""
         return self._change
 
+    def drop_change(self) -> None:
+        """It was used, for good."""
+        self._change = None
+
     def release(self) -> None:
         """Idempotent. Memory and lease are free once no tensor of this version is referenced any more."""
         if self._held:
             self._held = False
             # Emptied in place: a caller that kept the mapping must not keep the memory.
             self._tensors.clear()
+            self._change = None
             end_lease, self._on_release = self._on_release, None
             if end_lease is not None:
                 end_lease()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -111,12 +112,9 @@ class RayObjectSender:
         attempt = self._encoder.encode(self._snapshots.find(self._base_version), snapshot)
         reference = self._objects.put(snapshot.buffer.numpy().data)
         delta_reference: bytes | None = None
-        try:
-            if attempt.delta is not None:
+        if attempt.delta is not None:
+            with suppress(SyncError):  # no room: the full version is there
                 delta_reference = self._objects.put(memoryview(attempt.delta.data))
-        except BaseException:  # half a version is none
-            self._objects.release(reference)
-            raise
         self._retire_newest()
         self._newest, self._newest_delta = (snapshot.manifest.version, reference), delta_reference
         record = None if delta_reference is None else attempt.record(PREFIX + delta_reference.hex())

@@ -308,8 +308,8 @@ class ValidationStarted(Event, frozen=True, tag="validation.started"):
 
 
 class ValidationFinished(Event, frozen=True, tag="validation.finished"):
-    """Result of the validation of this version; `step` is the trainer's step that made it. `by_trainer` of the responses
-    were made on the trainer's side; where it failed, `trainer_error` says why and the replicas did its share.
+    """Result of the validation of this version; `step` is the trainer's step that made it. `by_trainer` responses were
+    made on the trainer's side; where it failed, `trainer_error` says why and the replicas did its share.
     `accuracy` is the mean over all responses; `metrics` has `val-core/<data_source>/acc/mean@n` and its like.
     """
 

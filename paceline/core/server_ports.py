@@ -28,7 +28,7 @@ class TokenBatch(msgspec.Struct, frozen=True):
     """The next tokens of one stream, with natural-log probabilities of the sampled distribution.
 
     `finish_reason` is None but for the last batch. There `spans` tell for the whole stream which weights made each
-    token; a server that cannot tell is not believed.
+    token. Without them a "closed" stream is believed once the server has said, after its end, what it serves.
     """
 
     token_ids: list[int]

@@ -84,6 +84,10 @@ class StagedWeights(Protocol):
         """How an engine that holds `base_version` in memory of its own gets here; None where it was not prepared."""
         ...
 
+    def drop_change(self) -> None:
+        """It was used, for good: its memory may go."""
+        ...
+
     @property
     def taken_bytes(self) -> int:
         """What was taken from the published version to have it here."""

@@ -42,22 +42,27 @@ class ReceiverSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Is there a plug-in that speaks this protocol? `model_type` and `dtype` are those of the trainer's model; empty:
-    not compared.
+    """Is there a plug-in that speaks this protocol? `model_type` and `dtype` are those of the trainer's model,
+    `logprobs_mode` is how log-probs have to be taken; empty: not compared.
     """
 
     protocol: int = PROTOCOL
     model_type: str = ""
     dtype: str = ""
+    logprobs_mode: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Begin to fetch and verify a version, in a thread. `name_rules` and `trainer_only`: `weights.coverage`."""
+    """Begin to fetch and verify a version, in a thread. `name_rules` and `trainer_only`: `weights.coverage`. When it is
+    done, a file of the version's number appears in the directory `hints`, if that is given: whoever asks before it is
+    done gets an error, which vLLM logs at length.
+    """
 
     manifest: WeightManifest
     receiver: ReceiverSpec
     name_rules: tuple[tuple[str, str], ...] = ()
     trainer_only: tuple[str, ...] = ()
+    hints: str = ""
 
 
 class Staged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

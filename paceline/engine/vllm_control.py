@@ -10,10 +10,13 @@ Law: the label is set only when every worker has loaded, and a version counts on
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from paceline.core.errors import DeadlineExceeded, DigestMismatch, SyncError
+from paceline.core.errors import ConfigError, DeadlineExceeded, DigestMismatch, SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock
 from paceline.core.server_ports import HeldVersion
@@ -35,8 +38,10 @@ from paceline.engine.vllm_commands import (
 
 T = TypeVar("T")
 
-FIRST_LOOK_SECONDS = 0.05
-LAST_LOOK_SECONDS = 1.0
+UNKNOWN = "unknown"  # the label of a server whose workers may hold different weights
+HINT_SECONDS = 0.005
+FIRST_LOOK_SECONDS = 0.5
+LAST_LOOK_SECONDS = 8.0
 
 
 class VllmCalls(Protocol):
@@ -85,15 +90,11 @@ class VllmWeights:
 
     async def stage(self, manifest: WeightManifest, deadline_wall: float) -> HeldVersion:
         """See `InferenceServer.stage`."""
-        command = Stage(manifest, self._receiver, self._name_rules, self._trainer_only)
-        await self._calls.init_weight_transfer(pack_command(command))
-        pause = FIRST_LOOK_SECONDS
-        while not await self._is_staged(manifest.version):
-            if self._clock.wall() + pause > deadline_wall:
-                line = f"{self._name} has not staged {Version.unpack(manifest.version)} in time"
-                raise DeadlineExceeded(line, self._name, pause)
-            await self._clock.sleep(pause)
-            pause = min(2 * pause, LAST_LOOK_SECONDS)
+        with tempfile.TemporaryDirectory(prefix="paceline-hints-") as hints:
+            told = hints if self._receiver.backend == "shared_memory" else ""  # the workers are on this host
+            command = Stage(manifest, self._receiver, self._name_rules, self._trainer_only, told)
+            await self._calls.init_weight_transfer(pack_command(command))
+            await self._until_staged(manifest, Path(hints) / str(manifest.version), deadline_wall)
         digest = "" if self._receiver.verify == "off" else manifest.digest
         delta = manifest.delta
         takes_deltas = self._receiver.backend == "filesystem"  # shared memory is mapped whole
@@ -101,11 +102,36 @@ class VllmWeights:
             return HeldVersion(digest, delta.nbytes, delta.base_version)
         return HeldVersion(digest, manifest.total_bytes)
 
+    async def _until_staged(self, manifest: WeightManifest, hint: Path, deadline_wall: float) -> None:
+        """Ask when there is a hint that the answer would be yes, and now and then without."""
+        pause = FIRST_LOOK_SECONDS
+        await self._hinted(hint, pause)
+        while not await self._is_staged(manifest.version):
+            if self._clock.wall() + pause > deadline_wall:
+                line = f"{self._name} has not staged {Version.unpack(manifest.version)} in time"
+                raise DeadlineExceeded(line, self._name, pause)
+            if hint.exists():  # one of several workers is there
+                await self._clock.sleep(pause)
+            else:
+                await self._hinted(hint, pause)
+            pause = min(2 * pause, LAST_LOOK_SECONDS)
+
+    async def _hinted(self, hint: Path, seconds: float) -> None:
+        ends = self._clock.now() + seconds
+        while not hint.exists() and self._clock.now() < ends:
+            await self._clock.sleep(HINT_SECONDS)
+
     async def load(self, version: int) -> None:
         """See `InferenceServer.load`."""
-        await self._calls.start_weight_update()
-        await self._calls.update_weights(pack_command(Load(version, self._extent)))
-        await self._calls.finish_weight_update(version_label(version))
+        try:
+            await self._calls.start_weight_update()
+            await self._calls.update_weights(pack_command(Load(version, self._extent)))
+            await self._calls.finish_weight_update(version_label(version))
+        except (SyncError, ConfigError):
+            # Of several workers some may have loaded: they wait for the end of the update, and would refuse another.
+            with suppress(SyncError):
+                await self._calls.finish_weight_update(UNKNOWN)
+            raise
 
     async def confirm(self, version: int, digest: str) -> None:
         """See `InferenceServer.confirm`."""

@@ -2,8 +2,8 @@
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "paceline"}'
 
-Token ids go in and come out (`/inference/v1/generate`), streamed. Our streams are closed before a pause and continued
-after it; requests of others on the server get `wait_seconds` to end, then they are frozen and come out mixed. A server
+Token ids go in and come out (`/v1/completions`, `return_token_ids`), streamed. Our streams are closed before a pause
+and continued after it; requests of others get `wait_seconds` to end, then they are frozen and come out mixed. A server
 on this host takes weights from shared memory, one elsewhere through the filesystem engine.
 """
 
@@ -20,7 +20,7 @@ from paceline.core.errors import ConfigError, DeadlineExceeded, PacelineError, S
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock
 from paceline.core.sample import GenerationRequest
-from paceline.core.server_ports import HeldVersion, TokenBatch, VersionSpan
+from paceline.core.server_ports import HeldVersion, TokenBatch
 from paceline.engine.vllm_commands import Hello, error_from
 from paceline.engine.vllm_control import VllmWeights
 
@@ -32,6 +32,7 @@ START_HINT = (
     "with paceline installed beside vLLM"
 )
 LOOK_SECONDS = 1.0
+STREAM_INTERVAL = 8  # tokens of one event
 MARGIN_SECONDS = 1.0  # between the end of a wait for others and the deadline
 _RUNNING = re.compile(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
@@ -103,24 +104,10 @@ class VllmHttpServer:
         """See the port."""
         import httpx2
 
-        params = request.params
-        body = {
-            "token_ids": [*request.prompt_ids, *request.response_ids],
-            "sampling_params": {
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": max(params.top_k, 0),
-                "max_tokens": params.max_tokens - len(request.response_ids),
-                "stop_token_ids": list(params.stop_token_ids),
-                "ignore_eos": True,
-                "logprobs": 0,
-                "detokenize": False,
-            },
-            "stream": True,
-        }
+        body = completion_body(request)
         ended = False
         try:
-            async with self._http().stream("POST", "/inference/v1/generate", json=body, timeout=None) as answer:
+            async with self._http().stream("POST", "/v1/completions", json=body, timeout=None) as answer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode("utf-8", "replace")
                     raise self._refusal("a request", answer.status_code, text)
@@ -221,8 +208,10 @@ class VllmHttpServer:
         """
         import httpx2
 
+        # A server that answers with an error of vLLM's ends the connection, which another call would then find dead.
+        headers = {"Connection": "close"}
         try:
-            answer = await self._http().request(method, path, **arguments)
+            answer = await self._http().request(method, path, headers=headers, **arguments)
         except httpx2.TimeoutException as error:
             line = f"{self._name} did not answer {path} within {self._call_seconds:g} s"
             raise DeadlineExceeded(line, self._name, self._call_seconds) from error
@@ -276,22 +265,41 @@ class VllmHttpServer:
         return WorkerDied(f"{line}: {type(error).__name__}", self._name)
 
 
+def completion_body(request: GenerationRequest) -> dict[str, Any]:
+    """The request as vLLM's completion route takes it. Everything is said: what is left out would be the model's."""
+    params = request.params
+    return {
+        "prompt": [*request.prompt_ids, *request.response_ids],
+        "max_tokens": params.max_tokens - len(request.response_ids),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": max(params.top_k, 0),
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": True,  # the stop tokens are the request's
+        "logprobs": 0,  # of the sampled token alone
+        "return_token_ids": True,
+        "stream": True,
+        "stream_interval": STREAM_INTERVAL,
+    }
+
+
 def batch_of(chunk: Mapping[str, Any]) -> TokenBatch:
     """One event of the stream.
 
     Raises:
-        SyncError: it is an error of the server's.
+        SyncError: it is an error of the server's, or not as many log-probs as tokens.
     """
     if "choices" not in chunk:
         raise SyncError(f"the server failed a request: {str(chunk.get('error', chunk))[:300]}")
     if not chunk["choices"]:
         return TokenBatch([], [])
     choice = chunk["choices"][0]
-    content = (choice.get("logprobs") or {}).get("content") or []
-    spans = choice.get("weight_versions")
-    return TokenBatch(
-        token_ids=list(choice.get("token_ids") or []),
-        logprobs=[float(step["logprob"]) for step in content],
-        finish_reason=choice.get("finish_reason"),
-        spans=None if spans is None else [VersionSpan(s["version"], s["start"], s["end"]) for s in spans],
-    )
+    token_ids = list(choice.get("token_ids") or [])
+    logprobs = [float(value) for value in (choice.get("logprobs") or {}).get("token_logprobs") or []]
+    if len(token_ids) != len(logprobs):
+        raise SyncError(f"the server sent {len(token_ids)} tokens with {len(logprobs)} log-probs")
+    return TokenBatch(token_ids, logprobs, choice.get("finish_reason"))

@@ -30,11 +30,12 @@ class VllmModel:
         self._writer: SlotWriter | None = None
 
     def describe(self) -> Mapping[str, str]:
-        """`model_type`, `dtype`, `quantization`."""
+        """See the port."""
         return {
             "model_type": str(self._config.hf_text_config.model_type),
             "dtype": str(self._config.dtype).removeprefix("torch."),
             "quantization": str(self._config.quantization or ""),
+            "logprobs_mode": str(self._config.logprobs_mode),
         }
 
     def load_all(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.errors import ConfigError, CoverageError, DigestMismatch, SyncError
@@ -49,7 +50,7 @@ class ModelLoader(Protocol):
     """The model of one worker."""
 
     def describe(self) -> Mapping[str, str]:
-        """`model_type` and `dtype` of the model, and `quantization` ("" for none)."""
+        """`model_type` and `dtype` of the model, `logprobs_mode`, and `quantization` ("" for none)."""
         ...
 
     def load_all(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -141,9 +142,10 @@ class WorkerWeights:
                 "install the same version on both sides"
             )
         own = self._loader.describe()
-        for key, wanted in (("model_type", hello.model_type), ("dtype", hello.dtype)):
+        for key in ("model_type", "dtype", "logprobs_mode"):
+            wanted = getattr(hello, key)
             if wanted and own[key] != wanted:
-                raise ConfigError(f"the server's model has {key} {own[key]}, the trainer sends {wanted}")
+                raise ConfigError(f"the server has {key} {own[key]}, but this run needs {wanted}")
 
     def _stage(self, command: Stage) -> None:
         version = command.manifest.version
@@ -158,6 +160,13 @@ class WorkerWeights:
 
     def _fetch(self, command: Stage, receiver: WeightReceiver, base: StagedWeights | None) -> StagedWeights:
         """In the thread: get it here, verified; then find what differs from what is served, where that can be used."""
+        try:
+            return self._fetch_and_compare(command, receiver, base)
+        finally:
+            if command.hints and Path(command.hints).is_dir():
+                (Path(command.hints) / str(command.manifest.version)).touch()
+
+    def _fetch_and_compare(self, command: Stage, receiver: WeightReceiver, base: StagedWeights | None) -> StagedWeights:
         staged = receiver.stage(command.manifest, base)
         if base is not None:
             names = _engine_names(command)

@@ -5,7 +5,6 @@ Law: what a function does is its own affair; what leaves here is a finite score 
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -55,6 +54,8 @@ class RewardFunction:
 
     async def call_async(self, call: Call) -> Score:
         """Of an `async def` function; see `call`."""
+        import asyncio  # a def function does without, and its process starts in half the time
+
         for wait in self._waits():
             try:
                 answer: Awaitable[Any] = self._function(**self._arguments(call))

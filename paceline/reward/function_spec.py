@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 LENGTH_BYTES = 4
-LARGEST_FRAME = 1 << 30
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, tag="spec"):
@@ -59,15 +58,15 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """What a call gave: a score with metrics, or with `error` none. `children` processes of the function's making live
-    beside it now.
+    """What a call gave: a score with metrics, or with `error` none. `children`: how many of the process's own live at
+    its end, and how many have ended and nobody has reaped.
     """
 
     number: int
     score: float
     metrics: dict[str, float]
     error: str = ""
-    children: int = 0
+    children: tuple[int, int] = (0, 0)
 
 
 ToProcess = FunctionSpec | Call | Cancel

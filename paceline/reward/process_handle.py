@@ -159,11 +159,12 @@ def _spawn(log: Path) -> ProcessHandle:
     path = os.pathsep.join(filter(None, [PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
     with theirs, log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "paceline.reward.reward_process", str(theirs.fileno())],
+            [sys.executable, "-m", "paceline.reward.reward_process", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "PYTHONPATH": path},
+            # One thread unless the environment says otherwise: the cores are the replicas' and the trainer's.
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )

@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 from paceline.core.errors import ConfigError, RewardError
 from paceline.core.sample import Prompt, Score
 from paceline.reward.function_spec import Call, FunctionSpec, Reply
 from paceline.reward.process_handle import ProcessEnded, ProcessHandle, start_process
 
-MOST_CHILDREN = 16  # beyond that a process is ended with all that its function has left behind
+# Beyond these a process is ended with all that its function has left behind: children that live, and that have ended.
+MOST_CHILDREN, MOST_ENDED = 16, 256
 
 
 class ProcessReward:
@@ -32,11 +34,12 @@ class ProcessReward:
         self._log = log
         self.is_async = is_async
         self._most = 1 if is_async else processes
-        self._idle: asyncio.Queue[ProcessHandle] = asyncio.Queue()
+        self._idle: asyncio.Queue[ProcessHandle | str] = asyncio.Queue()  # a text: why there is no other process
         self._idle.put_nowait(first)
         self._alive = {first}
         self._starting: set[asyncio.Task[None]] = set()
         self._numbers = count()
+        self._closed = False
         self.started = 1
         self.most_children = 0
 
@@ -48,7 +51,7 @@ class ProcessReward:
         """
         call = Call(next(self._numbers), prompt.data_source, response_text, prompt.ground_truth, prompt.extra_info)
         reply = await (self._ask_shared(call) if self.is_async else self._ask_own(call))
-        self.most_children = max(self.most_children, reply.children)
+        self.most_children = max(self.most_children, sum(reply.children))
         if reply.error:
             raise RewardError(f"reward: {reply.error}")
         return Score(reply.score, reply.metrics)
@@ -59,9 +62,11 @@ class ProcessReward:
 
     async def close(self) -> None:
         """End every process."""
-        for task in self._starting:
+        self._closed = True
+        starting = list(self._starting)
+        for task in starting:
             task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*starting, return_exceptions=True)
         for process in self._alive:
             process.kill()
         self._alive.clear()
@@ -76,7 +81,8 @@ class ProcessReward:
             if isinstance(error, ProcessEnded):
                 raise RewardError(f"reward: {error.message}") from error
             raise
-        if reply.children > MOST_CHILDREN:
+        living, ended = reply.children
+        if living > MOST_CHILDREN or ended > MOST_ENDED:
             process.kill()
             self._forget(process)
         else:
@@ -99,6 +105,8 @@ class ProcessReward:
             if self._idle.empty() and len(self._alive) + len(self._starting) < self._most:
                 self._start_another()
             process = await self._idle.get()
+            if isinstance(process, str):
+                raise RewardError(f"reward: no process can be started any more: {process}")
             if process.alive:
                 return process
             self._forget(process)
@@ -109,18 +117,24 @@ class ProcessReward:
             self._start_another()
 
     def _start_another(self) -> None:
-        task = asyncio.create_task(self._start())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        if self._closed:
+            return
+        self._starting.add(asyncio.create_task(self._start()))
 
     async def _start(self) -> None:
+        made: ProcessHandle | str
         try:
-            process, _ = await start_process(self._spec, self._log)
-        except ConfigError:
-            return  # it could be loaded before; the next call tries again, and this one has its deadline
-        self._alive.add(process)
-        self.started += 1
-        self._idle.put_nowait(process)
+            made, _ = await start_process(self._spec, self._log)
+        except (ConfigError, OSError) as error:
+            # It could be loaded before. Whoever waits learns it; the next call tries again.
+            made = error.message if isinstance(error, ConfigError) else str(error)
+        else:
+            self._alive.add(made)
+            self.started += 1
+        finally:
+            # Before anybody who waits looks at what there is.
+            self._starting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        self._idle.put_nowait(made)
 
 
 async def open_reward(spec: FunctionSpec, log: Path, processes: int) -> ProcessReward:

@@ -1,7 +1,8 @@
 """Finished completions of a replica until their receiver has acknowledged them.
 
 A lost reply loses nothing: completions are numbered, and each collection returns all that are not acknowledged. A
-collection returns at 64 new completions or 5 ms after the first, so that calls between processes carry batches.
+collection returns at 64 new completions or 5 ms after the first, so that calls between processes carry batches. What is
+finished while the weights behind it are not proved yet is withheld until they are.
 """
 
 from __future__ import annotations
@@ -26,9 +27,27 @@ class Outbox:
         self._last = 0
         self._collected = 0
         self._arrived = asyncio.Event()
+        self._withheld: list[Completion] | None = None
+
+    def withhold(self) -> None:
+        """Keep back what is put from now on, until it is handed out or forgotten."""
+        self._withheld = self._withheld or []
+
+    def hand_out(self) -> None:
+        """The weights are proved."""
+        withheld, self._withheld = self._withheld or [], None
+        self.put(withheld)
+
+    def forget_withheld(self) -> list[Completion]:
+        """The weights were not what they should be; returns what nobody will get."""
+        withheld, self._withheld = self._withheld or [], None
+        return withheld
 
     def put(self, completions: Sequence[Completion]) -> None:
         """Add finished completions."""
+        if self._withheld is not None:
+            self._withheld += completions
+            return
         for completion in completions:
             self._last += 1
             self._kept.append((self._last, completion))

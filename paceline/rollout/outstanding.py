@@ -108,6 +108,10 @@ class Outstanding:
         for sample_id in sample_ids:
             self.budget.give_back_taken(sample_id)
 
+    def holds(self, sample_id: str) -> bool:
+        """Whether this sample is on its way, as far as is known."""
+        return sample_id in self._ids
+
     def capture(self, version: int, trained: int) -> None:
         """So many samples of all lives are trained when this version (packed) is captured."""
         self._trained_before[version] = trained

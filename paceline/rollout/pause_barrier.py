@@ -50,5 +50,10 @@ class PauseBarrier:
 
     async def member_joined(self) -> None:
         """A member that joins while the barrier is up stands still like all others."""
-        if self._is_up:
+        if self._stands():
             await self._fleet.tell("a pause", lambda replica: replica.pause())
+            if not self._stands():  # it ended meanwhile, and its resume may have overtaken this pause
+                await self._fleet.tell("a resume", lambda replica: replica.resume())
+
+    def _stands(self) -> bool:
+        return self._is_up

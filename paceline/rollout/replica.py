@@ -94,6 +94,7 @@ class Replica:
         self._last_step_ended = float("-inf")
         self._known: set[str] = set()
         self._outbox = Outbox(clock=clock)
+        self._audit: asyncio.Future[None] | None = None
         self._meter = GenerationMeter(replica_id=replica_id, clock=clock, events=events)
 
     @property
@@ -248,15 +249,23 @@ class Replica:
         """Pause between two steps, swap, prove, resume."""
         report, previous = await self._between_steps(lambda: self._swap_now(command))
         engine = self._live.engine
-        try:
-            await self._stage_work.run(lambda: self._transaction.audit(engine))
-        except PacelineError:
-            self._live.staged = self._transaction.serving  # the version before; the engine is not asked any more
-            raise
+        audit, self._audit = self._audit, None
+        if audit is not None:
+            await asyncio.shield(audit)
         await self._stage_work.run(lambda: self._transaction.announce(engine))
         if previous is not None and self._is_unused(previous):
             await self._stage_work.run(previous.release)  # unmapping takes milliseconds: not in the pause
         return report
+
+    async def _prove(self, engine: InferenceEngine) -> None:
+        """Hand out what is finished under weights that were changed in place once they are proved."""
+        try:
+            await self._stage_work.run(lambda: self._transaction.audit(engine))
+        except PacelineError:
+            self._live.staged = self._transaction.serving  # the version before; the engine is not asked any more
+            self._known.difference_update(lost.request_id for lost in self._outbox.forget_withheld())
+            raise
+        self._outbox.hand_out()
 
     async def discard_staged(self, version: int) -> None:
         """Forget a staged version."""
@@ -305,16 +314,14 @@ class Replica:
             self._live = session
             raise
         self._live.staged = self._transaction.serving
+        if self._transaction.report().state == "updating":
+            self._outbox.withhold()
+            self._audit = asyncio.ensure_future(self._prove(self._live.engine))
         if session is not self._live:
             session.drain_until = self._clock.now() + self._drain_seconds
             self._draining.append(session)
-        report = SwapReport(
-            replica=self._replica_id,
-            version=command.version,
-            digest=self._transaction.report().digest,
-            pause_seconds=self._clock.now() - pause_began,
-        )
-        return report, previous
+        pause, digest = self._clock.now() - pause_began, self._transaction.report().digest
+        return SwapReport(self._replica_id, command.version, digest, pause), previous
 
     def _end_overdue_drains(self) -> None:
         """Give back what has not ended under its old version in time, so that the version's memory comes free."""

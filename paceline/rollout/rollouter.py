@@ -234,6 +234,7 @@ class FullyAsyncRollouter:
 
     async def snapshot(self) -> bytes:
         """All that is on its way to the trainer at this moment; generation goes on."""
+        self._outstanding.take((await self._queue.get_statistics()).taken)  # of a put that still waits for room, too
         groups = [*self._groups.all_open(), *self._scorer.unfinished]
         counts = self._outstanding.statistics(in_flight=len(self._groups))
         snapshot = RollouterSnapshot(
@@ -243,7 +244,7 @@ class FullyAsyncRollouter:
             dropped=counts.dropped,
             prompts=msgspec.msgpack.encode(self._prompts.state()),
             groups=[group.as_open() for group in groups],
-            ready=self._putter.ready,
+            ready=[sample for sample in self._putter.ready if self._outstanding.holds(sample.sample_id)],
             admitted_under=self._outstanding.admitted_under,
         )
         return encode_rollouter(snapshot)

@@ -168,7 +168,11 @@ class ServedReplica:
     async def stage(self, command: StageCommand) -> StageReport:
         """Stage a version beside generation."""
         self._refuse_when_closing()
-        return await self._weights.stage(command)
+        try:
+            return await self._weights.stage(command)
+        except WorkerDied as error:
+            self._lose(error)
+            raise
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Pause, load, prove, resume.
@@ -320,7 +324,7 @@ class ServedReplica:
         if served != version:
             self._weights.fence()
             said = "weights of its own" if served is None else f"version {Version.unpack(served)}"
-            line = f"{self._replica_id}: the server says it serves {said}, confirmed was {Version.unpack(version)}"
+            line = f"{self._replica_id}: the server serves {said}, confirmed is {Version.unpack(version)}"
             error = WorkerDied(f"{line}; it was started again or somebody else loads weights", self._replica_id)
             self._lose(error)
             raise error

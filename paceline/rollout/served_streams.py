@@ -3,9 +3,10 @@
 consumes: requests, the server's token batches; produces: completions; waits for: the server; unblocked by: tokens,
 `close`, `take_out`.
 
-Law: a token carries the version that made it (V4): what the server tells of a stream (`spans`) when it ends. A stream
-that is closed before it ends was opened and closed under one version, which is asked for before its tokens count.
-Tokens of weights that were not confirmed here are never handed on.
+Law: a token carries the version that made it (V4): what the server tells of a stream (`spans`) when it ends. Where it
+tells nothing, a stream was opened and has ended under one version, since it is closed before every pause: its tokens
+count once the server has said, after its end, that it still serves that version. Tokens of weights that were not
+confirmed here are never handed on.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class ServedStreams:
         self._version: int | None = None
         self._holding = True
         self._changed = asyncio.Event()
+        self._unproved: dict[str, str] = {}  # request -> how it ended
+        self._proving = asyncio.Lock()
 
     @property
     def version(self) -> int | None:
@@ -104,9 +107,15 @@ class ServedStreams:
                 self._open(stream)
 
     async def close(self) -> None:
-        """End all streams; their requests wait here with the tokens that they have."""
+        """End all streams and ask the server what it serves; their requests wait here with the tokens that they have.
+
+        Raises:
+            WorkerDied: it serves something else; nothing of these streams counts.
+        """
         open_streams = [stream for stream in self._streams.values() if stream.task is not None]
         await self._end(open_streams)
+        if open_streams or self._unproved:
+            await self._prove()
         for stream in open_streams:
             self._keep(stream)
 
@@ -125,6 +134,8 @@ class ServedStreams:
         chosen = [self._streams[request_id] for request_id in request_ids if request_id in self._streams]
         await self._end(chosen)
         out = [stream for stream in chosen if self._streams.pop(stream.request.request_id, None) is stream]
+        for stream in out:
+            self._unproved.pop(stream.request.request_id, None)
         return [_completion(stream.request, "abort") for stream in out]
 
     def ids(self) -> list[str]:
@@ -164,6 +175,9 @@ class ServedStreams:
                 if batch.finish_reason is not None:
                     self._finish(stream, batch)
                     break
+            async with self._proving:  # whoever is first asks for all that have ended by then
+                if request.request_id in self._unproved:
+                    await self._prove()
         except ConfigError as error:  # this request cannot run; the others can
             self._fail(stream, error.message)
         except PacelineError as error:
@@ -193,10 +207,31 @@ class ServedStreams:
         if batch.finish_reason == "error":
             self._fail(stream, batch.error or "the server failed it")
             return
+        if batch.spans is None and self._server.streams == "closed":
+            self._unproved[stream.request.request_id] = batch.finish_reason or "stop"
+            return
         self._stamp(stream, batch)
+        self._hand_on(stream, batch.finish_reason or "stop")
+
+    def _hand_on(self, stream: _Stream, reason: str) -> None:
         self._keep(stream)
         del self._streams[stream.request.request_id]
-        self._on_done([_completion(stream.request, batch.finish_reason or "stop")])
+        self._on_done([_completion(stream.request, reason)])
+
+    async def _prove(self) -> None:
+        """What has ended by now was made by the version that is served, if that is still served."""
+        ended = dict(self._unproved)
+        served = await self._server.weight_version()
+        if served != self._version:
+            raise self._foreign("weights of its own" if served is None else f"version {Version.unpack(served)}")
+        for request_id, reason in ended.items():
+            if self._unproved.pop(request_id, None) is not None and request_id in self._streams:
+                self._hand_on(self._streams[request_id], reason)
+
+    def _foreign(self, what: str) -> WorkerDied:
+        known = "none" if self._version is None else str(Version.unpack(self._version))
+        line = f"{self._replica_id}: the server serves {what}, confirmed is {known}"
+        return WorkerDied(f"{line}; it was started again or somebody else loads weights", self._replica_id)
 
     def _stamp(self, stream: _Stream, batch: TokenBatch) -> None:
         """Correct the versions of a stream by what the server says.
@@ -214,9 +249,7 @@ class ServedStreams:
             version = self._read_label(span.label)
             if version is None or (self._version is not None and version > self._version):
                 _cut(stream.request, stream.base)
-                known = "none" if self._version is None else str(Version.unpack(self._version))
-                line = f"{self._replica_id}: the server made tokens with weights {span.label!r}, confirmed is {known}"
-                raise WorkerDied(f"{line}; it was started again or somebody else loads weights", self._replica_id)
+                raise self._foreign(f"weights {span.label!r}")
             for place in range(stream.base + span.start, min(stream.base + span.end, len(versions))):
                 versions[place] = version
 

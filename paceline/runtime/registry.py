@@ -134,6 +134,18 @@ def build_receiver(spec: RunSpec, replica_id: str, objects: ObjectTransport) -> 
     return SharedMemoryReceiver(holder=replica_id, verify=engine.verify, deadline_seconds=engine.sync_timeout_seconds)
 
 
+def warm_up_deltas(config: Config) -> None:
+    """Compile what deltas need before the first version, where there may be some; takes a second or so."""
+    engine = config.checkpoint_engine
+    if not engine.sends_deltas:
+        return
+    import torch
+
+    from paceline.weights.delta import warm_up
+
+    warm_up(getattr(torch, config.rollout.dtype), "fast" if engine.backend == "shared_memory" else "small")
+
+
 def _ray_object_sender(config: Config, threads: int, objects: ObjectTransport) -> WeightSender:
     from paceline.checkpoint_engine.ray_object import RayObjectSender
 

@@ -121,4 +121,11 @@ def weights_maker(config: Config, name: str, clock: SystemClock) -> Callable[[An
 def hello_of(spec: RunSpec) -> Hello:
     """What a server's model has to be: that of the trainer."""
     described = json.loads((Path(spec.model_path) / "config.json").read_text(encoding="utf-8"))
-    return Hello(model_type=str(described.get("model_type", "")), dtype=spec.config.rollout.dtype)
+    rollout = spec.config.rollout
+    # Only where nothing is cut and nothing scaled are the model's own log-probs those that tokens are drawn with.
+    plain = (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
+    return Hello(
+        model_type=str(described.get("model_type", "")),
+        dtype=rollout.dtype,
+        logprobs_mode="" if plain else "processed_logprobs",
+    )

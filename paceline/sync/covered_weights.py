@@ -47,6 +47,10 @@ class CoveredWeights:
         """As sent: by stored names."""
         return self._staged.change
 
+    def drop_change(self) -> None:
+        """As sent."""
+        self._staged.drop_change()
+
     @property
     def taken_bytes(self) -> int:
         """As sent."""

@@ -175,6 +175,7 @@ class WeightTransaction:
             self._state = "fenced"
             serving.release()
             raise
+        serving.drop_change()
         self._state = "ready"
 
     def announce(self, engine: InferenceEngine) -> None:

@@ -52,7 +52,7 @@ class FakeServer:
         self.mixed_by_next_pause = 0
         self.dead = False
         self.hangs = False
-        self.tells_spans = True
+        self.tells_spans = streams == "kept"
         self.ended = False
 
     @property

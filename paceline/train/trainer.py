@@ -41,7 +41,7 @@ from paceline.train.staleness import token_lags
 from paceline.train.train_batch import make_train_batch
 
 ARENA_POLL_SECONDS = 0.005
-SYNC_PHASES = 9  # capture, encode, stage, swap, discard, three of publication; each has its own deadline, and one to spare
+SYNC_PHASES = 9  # capture, encode, stage, swap, discard, three of publication, each with a deadline; and one to spare
 
 
 class FullyAsyncTrainer:
@@ -219,6 +219,11 @@ class FullyAsyncTrainer:
             if manifest.version == version:
                 return manifest
         raise SyncError(f"the trainer no longer has the snapshot of {Version.unpack(version)}")
+
+    async def settle(self, seconds: float) -> None:
+        """Let a publication that is still at work end, at most so long: its sender is about to be closed."""
+        if self._publication is not None:
+            await asyncio.wait({self._publication}, timeout=seconds)
 
     async def save_pretrained(self, directory: str) -> None:
         """Write the model as a Hugging Face directory."""

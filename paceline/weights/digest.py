@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -27,12 +27,14 @@ def digest_tensors(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, st
 
 def digest_each(tensors: Mapping[str, torch.Tensor], threads: int = 1) -> dict[str, bytes]:
     """Digest of each tensor's dense bytes; large tensors are shared out among the threads."""
-    runs: list[tuple[str, NDArray[np.uint8]]] = []
-    for name, tensor in tensors.items():
-        raw = dense_bytes(tensor)
-        runs += [(name, raw[start : start + _RUN_BYTES]) for start in range(0, len(raw), _RUN_BYTES)]
+
+    def runs() -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for name, tensor in tensors.items():
+            raw = dense_bytes(tensor)
+            yield from ((name, raw[start : start + _RUN_BYTES]) for start in range(0, len(raw), _RUN_BYTES))
+
     leaves: dict[str, list[bytes]] = {name: [] for name in tensors}
-    for (name, _), digests in zip(runs, share_out(threads, lambda run: leaf_digests(run[1].data), runs), strict=True):
+    for name, digests in share_out(threads, lambda run: (run[0], leaf_digests(run[1].data)), runs()):
         leaves[name] += digests
     return {name: tensor_digest(parts) for name, parts in leaves.items()}
 

@@ -6,7 +6,7 @@ who reads it. Nothing is raised for NaN and infinity here; they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,19 +44,23 @@ class CopyResult:
     nonfinite: dict[str, int]
 
 
-def copy_and_digest(jobs: list[CopyJob], nonfinite: Nonfinite, threads: int = 1) -> CopyResult:
+def copy_and_digest(jobs: Iterable[CopyJob], nonfinite: Nonfinite, threads: int = 1) -> CopyResult:
     """Copy every job's tensor, casting where the target's type differs, and digest what was written.
 
     Dense sources go leaf by leaf; others are copied whole first. Unless `nonfinite` is "off" the written values are
     also counted (see `finite`).
     """
-    spans = [span for job in jobs for span in _spans(job)]
-    done = share_out(threads, lambda span: span.run(nonfinite), spans)
-    leaves: dict[str, list[bytes]] = {job.name: [] for job in jobs}
-    counts: dict[str, int] = {job.name: 0 for job in jobs}
-    for span, (digests, count) in zip(spans, done, strict=True):
-        leaves[span.name] += digests
-        counts[span.name] += count
+    leaves: dict[str, list[bytes]] = {}
+    counts: dict[str, int] = {}
+
+    def spans() -> Iterator[_Span]:
+        for job in jobs:
+            leaves[job.name], counts[job.name] = [], 0  # of an empty tensor there is no span
+            yield from _spans(job)
+
+    for name, digests, count in share_out(threads, lambda span: span.run(nonfinite), spans()):
+        leaves[name] += digests
+        counts[name] += count
     return CopyResult(
         digests={name: tensor_digest(parts) for name, parts in leaves.items()},
         nonfinite={name: count for name, count in counts.items() if count},
@@ -71,8 +75,8 @@ class _Span:
     source: torch.Tensor
     target: torch.Tensor
 
-    def run(self, nonfinite: Nonfinite) -> tuple[list[bytes], int]:
-        """Digests of the leaves, and non-finite elements in all of them."""
+    def run(self, nonfinite: Nonfinite) -> tuple[str, list[bytes], int]:
+        """The job's name, digests of the leaves, and non-finite elements in all of them."""
         written = _bytes_of(self.target.view(-1))
         test = _NO_TEST if nonfinite == "off" else exponent_test(self.target.dtype)
         digests: list[bytes] = []
@@ -83,7 +87,7 @@ class _Span:
             largest = stream_copy(target, leaf, _NO_TEST.mask if test is None else test.mask)
             if test is None or largest >= test.bound:
                 count += count_nonfinite(torch.from_numpy(leaf).view(self.target.dtype))
-        return digests, count
+        return self.name, digests, count
 
     def _leaves(self) -> Iterator[NDArray[np.uint8]]:
         """The bytes to write, leaf by leaf, each in the cache or about to be read into it."""

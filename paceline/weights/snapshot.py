@@ -86,7 +86,7 @@ class SnapshotWriter:
             NonFiniteWeights: the guard is on and written values are NaN or infinite; the buffer is then of no use.
         """
         assert self._plan is not None, "prepare comes before publish"
-        jobs = [CopyJob(meta.name, stored[meta.name], view_of(buffer, meta)) for meta in self._plan.tensors]
+        jobs = (CopyJob(meta.name, stored[meta.name], view_of(buffer, meta)) for meta in self._plan.tensors)
         result = copy_and_digest(jobs, self._nonfinite, self._threads)
         if bad := not_allowed(result.nonfinite, self._any_value):
             raise nonfinite_error(bad)

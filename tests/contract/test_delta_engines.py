@@ -18,7 +18,7 @@ from paceline.core.manifest import WeightManifest
 from paceline.core.weight_ports import StagedWeights
 from paceline.testing.publication import publish
 from paceline.weights.digest import digest_tensors
-from tests.contract.delta_links import BUILDING, DELTA_LINKS, DeltaLink
+from tests.contract.delta_links import BUILDING, DELTA_LINKS, DeltaLink, RayObject
 from tests.unit.weights.delta.cases import DTYPES, changed_copy, copies, from_bits, random_tensor, same_bits
 
 Named = list[tuple[str, torch.Tensor]]
@@ -297,4 +297,47 @@ def test_random_changes_arrive_bit_by_bit(
         served.release()
         served = staged
     receiver.close()
+    link.close()
+
+
+def test_a_store_without_room_for_the_delta_has_the_full_version() -> None:
+    link = RayObject("delta")
+    named = weights()
+    receiver = link.receiver()
+    base = receiver.stage(publish(link.sender, named, 1))
+    link.cluster.capacity_bytes = 2 * base.manifest.total_bytes + 100
+    manifest = publish(link.sender, changed := nudged(named, 0.01), 2, base_version=1)
+    assert manifest.delta is None
+    assert holds(receiver.stage(manifest, base), changed)
+    link.close()
+
+
+def test_over_shared_memory_a_delta_that_does_not_fit_behind_its_version_is_not_sent() -> None:
+    link = DELTA_LINKS["shared_memory"]("delta")
+    noise = torch.Generator().manual_seed(0)
+    before, after = torch.randint(0, 1 << 30, (2, 1 << 18), generator=noise)
+    receiver = link.receiver()
+    base = receiver.stage(publish(link.sender, [("w", before)], 1))
+    manifest = publish(link.sender, [("w", after)], 2, base_version=1)
+    assert manifest.delta is None
+    assert holds(receiver.stage(manifest, base, "copied"), [("w", after)])
+    link.close()
+
+
+@pytest.mark.parametrize("kind", BUILDING)
+def test_what_is_built_costs_two_versions_of_memory_however_many_syncs(kind: str) -> None:
+    """The version that is served and the one that is staged: their buffers are used in turns."""
+    link = DELTA_LINKS[kind]("delta")
+    named = weights()
+    receiver = link.receiver()
+    served = receiver.stage(publish(link.sender, named, 0))
+    places: set[int] = set()
+    for version in range(1, 12):
+        named = nudged(named, 0.01, seed=version)
+        staged = receiver.stage(publish(link.sender, named, version, base_version=version - 1), served)
+        assert staged.base_version == version - 1
+        served.release()
+        served = staged
+        places.add(staged.tensors["embed"].data_ptr())
+    assert len(places) <= 3  # the first may still lie where the full version was
     link.close()

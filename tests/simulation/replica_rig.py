@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessReceiver, InProcessSender
 from paceline.core.commands import ExchangeRequest, StageCommand, SwapCommand, SwapReport
@@ -32,14 +33,18 @@ class ReplicaRig:
         make_engine: Callable[[], MarkerEngine] = MarkerEngine,
         partial_rollout: bool = True,
         drain_seconds: float = 60.0,
+        delta: Literal["full", "delta"] = "full",
+        width: int = 8,
+        stage_seconds: float = 0.0,
     ) -> None:
         self.clock = clock
         self.events = RecordingEvents()
-        self.backend = MarkerBackend()
+        self.backend = MarkerBackend(width)
+        self._confirmed: int | None = None
         self.engines: list[MarkerEngine] = []
         self._make = make_engine
         exchange = InProcessExchange()
-        self.sender = InProcessSender(exchange, arenas=4, dtype=None, nonfinite="error")
+        self.sender = InProcessSender(exchange, arenas=4, dtype=None, nonfinite="error", delta=delta)
         process = SimulatedProcess("replica-0", injector=FaultInjector([]), latency=lambda: 0.0, notice_seconds=0.0)
         self.replica = Replica(
             replica_id="replica-0",
@@ -54,7 +59,7 @@ class ReplicaRig:
             partial_rollout=partial_rollout,
             drain_seconds=drain_seconds,
             decode_work=SimulatedWork(process, lambda: STEP_SECONDS),
-            stage_work=InlineWork(),
+            stage_work=SimulatedWork(process, lambda: stage_seconds) if stage_seconds else InlineWork(),
             clock=clock,
             events=self.events,
         )
@@ -66,13 +71,15 @@ class ReplicaRig:
         return self.engines[-1]
 
     async def sync(self, n: int) -> SwapReport:
-        """Publish marker n as version (1, n)."""
+        """Publish marker n as version (1, n), against the version that was confirmed last."""
         while int(dict(self.backend.named_tensors())["marker"][0]) < n:
             self.backend.update(TrainBatch(sequences=[], temperature=1.0))
-        manifest = publish(self.sender, self.backend.named_tensors(), Version(1, n).packed)
+        manifest = publish(self.sender, self.backend.named_tensors(), Version(1, n).packed, self._confirmed)
         deadline = self.clock.wall() + 60
         await self.replica.stage(StageCommand(manifest=manifest, sync_id=n, deadline_wall=deadline))
-        return await self.replica.swap(SwapCommand(version=manifest.version, sync_id=n, deadline_wall=deadline))
+        report = await self.replica.swap(SwapCommand(version=manifest.version, sync_id=n, deadline_wall=deadline))
+        self._confirmed = manifest.version
+        return report
 
     async def until_tokens(self, count: int) -> None:
         """Return within the step that makes the token before; a command given now falls behind token `count`."""

@@ -15,10 +15,14 @@ from paceline.core.events import (
     SampleTrained,
     SyncCompleted,
     TrainStep,
+    ValidationFinished,
 )
 from paceline.core.version import Version
+from paceline.runtime.resume import load_meta
+from paceline.store.checkpoint_directory import newest_checkpoint
 from paceline.testing.marker_model import marker_logprob, marker_of, marker_token
 from tests.simulation.lives import Run
+from tests.simulation.sample_world import SampleWorld
 
 
 def settings(steps: int, **trainer: object) -> dict[str, object]:
@@ -222,3 +226,33 @@ def test_saving_stops_no_generation(tmp_path: Path) -> None:
     assert [event.pause_seconds for event in run.events if isinstance(event, CheckpointSaved)] == [0.0, 0.0, 0.0]
     # The first save comes while there is much to do: 10 steps of 4 sequences at the most.
     assert max(run.during_saves) >= 20
+
+
+def test_a_checkpoint_has_the_newest_validation_of_its_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, settings(6, test_freq=1, val_before_train=True))
+    run.live()
+    checkpoint, _ = newest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    found = load_meta(checkpoint).validation
+    finished = {event.version: event for event in run.events if isinstance(event, ValidationFinished)}
+    assert found is not None
+    event = finished[found.version]
+    assert (found.step, found.accuracy, found.problems) == (event.step, event.accuracy, event.problems)
+    assert Version.unpack(found.version).n >= 1
+
+
+def test_a_put_that_waits_for_room_leaves_no_trained_sample_in_a_checkpoint() -> None:
+    """The queue has taken a part of what the rollouter puts, and the trainer a part of that."""
+    world = SampleWorld(settings(6), queue_capacity=1)
+    world.capture()
+    world.publish()
+    for replica, request_id in world.held():
+        replica.finish(request_id)
+    world.settle()
+    world.train()
+    assert world.step == 1
+    world.save()
+    assert world.cut is not None
+    trained = {one.sample.sample_id for one in world.trained}
+    assert trained.isdisjoint(world.cut.snapshot.open_ids)
+    world.close()

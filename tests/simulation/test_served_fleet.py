@@ -112,7 +112,7 @@ def test_a_rolling_sync_keeps_two_of_three_generating_and_fails_nothing() -> Non
         await asyncio.gather(*asking)
         watching.cancel()
         assert max(swapping) == 1
-        assert len(fleet.done) > 100
+        assert len(fleet.done) > 60
         for done in fleet.done:
             assert done.finish_reason == "length"
             assert numbers(done) == makers(done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import Coroutine
 from functools import partial
 from importlib import resources
@@ -34,6 +35,7 @@ T = TypeVar("T")
 LIFE = 1
 PROMPT_TOKENS = 2 * BLOCK + 8  # two whole blocks, so that the prefix cache has something to keep
 TEMPERATURE = 0.8
+OTHERS_SECONDS = 0.05  # less than a response takes
 
 
 def shipped_model() -> str:
@@ -56,6 +58,7 @@ class Client:
         self._at_once = at_once
         self._tokens = tokens
         self._numbers = itertools.count()
+        self._name = f"{replica.replica_id}:{secrets.token_hex(4)}"
         self._acknowledged = 0
         self.stopping = False
         self.done: dict[str, Completion] = {}
@@ -69,14 +72,15 @@ class Client:
             owed.update(request.request_id for request in fresh)
             reply = await self._replica.exchange(ExchangeRequest(fresh, self._acknowledged, wait_seconds=0.05))
             self._acknowledged = reply.batch
-            for completion in reply.completions:
+            mine = [c for c in reply.completions if c.request_id in self.prompts]  # not those of a client before
+            for completion in mine:
                 assert completion.request_id not in self.done, "a request came back twice"
                 self.done[completion.request_id] = completion
                 owed.discard(completion.request_id)
 
     def _request(self) -> GenerationRequest:
         number = next(self._numbers)
-        name = f"{self._replica.replica_id}:{number}"
+        name = f"{self._name}:{number}"
         self.prompts[name] = prompt(number % 5)
         params = SamplingParams(
             temperature=TEMPERATURE, top_p=1.0, top_k=-1, max_tokens=8 + number * 7 % self._tokens, stop_token_ids=()
@@ -144,6 +148,7 @@ class Fleet:
             clock=self.clock,
             hello=Hello(model_type="qwen3", dtype="float32"),
             make_weights=partial(self._weights, name="replica-2", extent="changed"),
+            wait_seconds=OTHERS_SECONDS,
         )
 
     async def _add(self, server: InferenceServer, number: int) -> None:

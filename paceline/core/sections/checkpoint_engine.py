@@ -104,6 +104,11 @@ class CheckpointEngineConfig(Section):
         """What the sender does about non-finite values; `skip` is the synchronizer's way to take its error."""
         return "off" if self.nonfinite == "off" else "error"
 
+    @property
+    def sends_deltas(self) -> bool:
+        """Whether a version may be sent as a delta."""
+        return self.mode == "delta" or (self.mode == "auto" and self.backend != "shared_memory")
+
     @model_validator(mode="after")
     def _names(self) -> CheckpointEngineConfig:
         for old, _ in self.name_rules:

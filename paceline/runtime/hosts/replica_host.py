@@ -52,6 +52,7 @@ class ReplicaHost:
     async def _start_embedded(self) -> None:
         process = self._process
         threads = max(1, process.threads)  # one that joins a running fleet is in no plan
+        await asyncio.to_thread(registry.warm_up_deltas, process.spec.config)
         make_engine = await asyncio.to_thread(registry.engine_factory, process.spec, process.role, threads)
         transaction = WeightTransaction(
             replica_id=process.role,

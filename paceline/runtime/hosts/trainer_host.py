@@ -20,6 +20,8 @@ from paceline.runtime.system import ThreadWork
 from paceline.train.checkpoint import Checkpointer, TrainerStand
 from paceline.train.trainer import FullyAsyncTrainer
 
+SETTLE_SECONDS = 2.0
+
 
 class TrainerHost:
     """Holds the `FullyAsyncTrainer`; updates and snapshots share one thread, publications have another."""
@@ -35,6 +37,7 @@ class TrainerHost:
         """Load the model, make the arenas' store."""
         process = self._process
         self._backend = await asyncio.to_thread(registry.build_backend, process.spec, process.threads)
+        await asyncio.to_thread(registry.warm_up_deltas, process.spec.config)
         self._sender = registry.build_sender(process.spec, process.threads, self._objects)
         resumed = process.spec.resumed
         if resumed is not None:
@@ -88,6 +91,7 @@ class TrainerHost:
     async def stop(self) -> None:
         """Release the arenas."""
         if self._trainer is not None:
+            await self._trainer.settle(SETTLE_SECONDS)
             self._rollout_log.close()
         if self._sender is not None:
             self._sender.close()

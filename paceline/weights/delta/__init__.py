@@ -8,6 +8,7 @@ from __future__ import annotations
 from paceline.weights.delta.apply import Cursor, PreparedDelta, apply, copy_and_apply, prepare, subtract
 from paceline.weights.delta.encode import EncodedDelta, count_changes, encode, sampled_share
 from paceline.weights.delta.message import Delta, DeltaHeader, decode_header, read_delta
+from paceline.weights.delta.warm_up import warm_up
 
 __all__ = [
     "Cursor",
@@ -24,4 +25,5 @@ __all__ = [
     "read_delta",
     "sampled_share",
     "subtract",
+    "warm_up",
 ]

@@ -1,8 +1,10 @@
 """The receiver's side, second half: move weights from base to target and back, exactly.
 
-`prepare` decodes beside a serving engine; `apply` and `subtract` then only touch changed elements, in place. A cursor
-records which runs are done; the kernel that moves a run marks it as its last act, so whatever stops the work between
-two runs, `subtract` with the same cursor restores the base bit for bit. `copy_and_apply` writes to another buffer
+`prepare` decodes beside a serving engine, down to the bits that each change inverts in this base; `apply` and
+`subtract` then only invert those, in place. A cursor records which runs are done; the kernel that changes a run marks
+it as its last act, so whatever stops the work between two runs, `subtract` with the same cursor restores the base bit
+for bit.
+`copy_and_apply` writes to another buffer
 instead, run by run, and keeps nothing. No function proves the result: callers take the tree digest.
 """
 
@@ -19,20 +21,25 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import SyncError
 from paceline.weights.delta import scan
-from paceline.weights.delta.decode import Changes, Flips, RunDecoder
+from paceline.weights.delta.decode import Flips, RunDecoder
 from paceline.weights.delta.message import Delta, DeltaHeader, Run, check_base
 from paceline.weights.delta.number_line import NumberLine, bits_of, line_of
 
-_ADD = np.uint64(1)
-_TAKE_BACK = np.uint64((1 << 64) - 1)
+
+@dataclass(frozen=True)
+class FlipsAt:
+    """Positions within a run, each once, and the bits to invert there."""
+
+    positions: NDArray[np.uint32]
+    patterns: NDArray[Any]
 
 
 @dataclass(frozen=True)
 class PreparedDelta:
-    """A decoded delta: for each run what is to be done. Holds 4 bytes and an element per change."""
+    """A decoded delta: which bits of each run are to be inverted. Holds 4 bytes and an element per change."""
 
     header: DeltaHeader
-    steps: tuple[Changes | Flips, ...]
+    steps: tuple[FlipsAt | Flips, ...]
 
     def cursor(self) -> Cursor:
         """A cursor for tensors that hold the base."""
@@ -63,24 +70,27 @@ def prepare(delta: Delta, tensors: Mapping[str, torch.Tensor], *, base_digest: s
     decoder, names = RunDecoder(delta.header), sorted(tensors)
     payloads = _payloads(delta)
 
-    def decode(index: int) -> Changes | Flips:
+    def decode(index: int) -> FlipsAt | Flips:
         run = delta.header.runs[index]
         base, line = _run_bits(tensors[names[run.tensor]], run, delta.header)
-        return decoder.decode(run, payloads[index], base, line)
+        step = decoder.decode(run, payloads[index], base, line)
+        if isinstance(step, Flips):
+            return step
+        patterns = step.distances
+        scan.patterns_of(base, step.positions, patterns, line.arithmetic)
+        return FlipsAt(step.positions, patterns)
 
     return PreparedDelta(delta.header, tuple(_each(threads, decode, len(payloads))))
 
 
 def apply(prepared: PreparedDelta, tensors: Mapping[str, torch.Tensor], cursor: Cursor, threads: int = 1) -> None:
     """Bring every run that the cursor does not have to the target, in place. Going on after a stop is allowed."""
-    todo = np.flatnonzero(cursor.done == 0)
-    _move(prepared, tensors, cursor, todo, _ADD, threads)
+    _invert(prepared, tensors, cursor, np.flatnonzero(cursor.done == 0), threads)
 
 
 def subtract(prepared: PreparedDelta, tensors: Mapping[str, torch.Tensor], cursor: Cursor, threads: int = 1) -> None:
     """Take every run that the cursor has back to the base, in place, bit for bit."""
-    todo = np.flatnonzero(cursor.done == 1)[::-1]
-    _move(prepared, tensors, cursor, todo, _TAKE_BACK, threads)
+    _invert(prepared, tensors, cursor, np.flatnonzero(cursor.done == 1)[::-1], threads)
 
 
 def copy_and_apply(
@@ -120,39 +130,35 @@ def copy_and_apply(
             return
         step = decoder.decode(header.runs[index], payloads[index], old, line)
         np.copyto(new, old)  # after decoding, which has brought `old` into the cache
-        _move_run(step, new, line, _ADD, np.zeros(1, np.uint8), 0)
+        if isinstance(step, Flips):
+            scan.flip(new, step.bits, np.zeros(1, np.uint8), 0)
+        else:
+            scan.shift(new, step.positions, step.distances, line.arithmetic)
 
     _each(threads, copy, len(jobs))
 
 
-def _move(
+def _invert(
     prepared: PreparedDelta,
     tensors: Mapping[str, torch.Tensor],
     cursor: Cursor,
     todo: NDArray[np.intp],
-    way: np.uint64,
     threads: int,
 ) -> None:
     names, header = sorted(tensors), prepared.header
     if len(cursor.done) != len(prepared.steps):
         raise SyncError("the cursor belongs to another delta")
 
-    def move(number: int) -> None:
+    def invert(number: int) -> None:
         index = int(todo[number])
-        run = header.runs[index]
-        bits, line = _run_bits(tensors[names[run.tensor]], run, header)
-        _move_run(prepared.steps[index], bits, line, way, cursor.done, index)
+        run, step = header.runs[index], prepared.steps[index]
+        bits, _ = _run_bits(tensors[names[run.tensor]], run, header)
+        if isinstance(step, Flips):
+            scan.flip(bits, step.bits, cursor.done, index)
+        else:
+            scan.flip_at(bits, step.positions, step.patterns, cursor.done, index)
 
-    _each(threads, move, len(todo))
-
-
-def _move_run(
-    step: Changes | Flips, bits: NDArray[Any], line: NumberLine, way: np.uint64, done: NDArray[np.uint8], index: int
-) -> None:
-    if isinstance(step, Flips):
-        scan.flip(bits, step.bits, done, index)
-    else:
-        scan.shift(bits, step.positions, step.distances, way, line.arithmetic, done, index)
+    _each(threads, invert, len(todo))
 
 
 def _run_bits(tensor: torch.Tensor, run: Run, header: DeltaHeader) -> tuple[NDArray[Any], NumberLine]:

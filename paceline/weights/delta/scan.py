@@ -320,19 +320,8 @@ def place_changes(
 
 
 @kernel
-def shift(
-    bits: Bits,
-    positions: NDArray[np.uint32],
-    distances: Bits,
-    way: Any,
-    line: Any,
-    done: NDArray[np.uint8],
-    mark: int,
-) -> None:
-    """Move each element along the number line: `way` is 1 to add the distance, -1 modulo 2^64 to take it back.
-
-    The last act is to turn over `done[mark]`: no signal of the interpreter comes between the work and its record.
-    """
+def shift(bits: Bits, positions: NDArray[np.uint32], distances: Bits, line: Any) -> None:
+    """Move each element along the number line by its distance."""
     fold, top, every = line
     for index in range(len(positions)):
         _fetch(bits, positions[min(index + _AHEAD, len(positions) - 1)])
@@ -341,8 +330,31 @@ def shift(
         zigzag = np.uint64(distances[index])
         distance = (zigzag >> _ONE) ^ (_ZERO - (zigzag & _ONE))
         value ^= (_ZERO - (value >> top)) & fold
-        value = (value + distance * way) & every
+        value = (value + distance) & every
         bits[place] = value ^ ((_ZERO - (value >> top)) & fold)
+
+
+@kernel
+def patterns_of(bits: Bits, positions: NDArray[np.uint32], distances: Bits, line: Any) -> None:
+    """Put in the place of each distance the bits that it inverts in `bits`, which are only read."""
+    fold, top, every = line
+    for index in range(len(positions)):
+        _fetch(bits, positions[min(index + _AHEAD, len(positions) - 1)])
+        old = np.uint64(bits[positions[index]])
+        zigzag = np.uint64(distances[index])
+        distance = (zigzag >> _ONE) ^ (_ZERO - (zigzag & _ONE))
+        value = ((old ^ ((_ZERO - (old >> top)) & fold)) + distance) & every
+        distances[index] = (value ^ ((_ZERO - (value >> top)) & fold)) ^ old
+
+
+@kernel
+def flip_at(bits: Bits, positions: NDArray[np.uint32], patterns: Bits, done: NDArray[np.uint8], mark: int) -> None:
+    """Invert the bits of each pattern at its position: applied twice, nothing has changed.
+
+    The last act is to turn over `done[mark]`: no signal of the interpreter comes between the work and its record.
+    """
+    for index in range(len(positions)):
+        bits[positions[index]] ^= patterns[index]
     done[mark] ^= np.uint8(1)
 
 

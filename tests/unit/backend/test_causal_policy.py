@@ -44,7 +44,7 @@ def check(model: PreTrainedModel, batch: MicroBatch, found: TokenDistributions, 
 def test_logprobs_and_entropies_are_those_of_the_sequence_alone(
     tmp_path: Path, name: str, temperature: float, sharing: str
 ) -> None:
-    policy = CausalPolicy(load_causal_lm(write_model(name, tmp_path)))
+    policy = CausalPolicy.of(load_causal_lm(write_model(name, tmp_path)))
     assert policy.head is not None
     batch = laid_out(ragged_sequences(), policy.longest_shared_row() if sharing == "shared rows" else 0)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def twist(model: PreTrainedModel) -> None:
 def test_a_model_that_does_something_else_makes_all_its_logits(tmp_path: Path) -> None:
     model = load_causal_lm(write_model("qwen3", tmp_path))
     twist(model)
-    policy = CausalPolicy(model)
+    policy = CausalPolicy.of(model)
     assert policy.head is None
     batch = laid_out(ragged_sequences(), 0)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_a_model_that_does_something_else_makes_all_its_logits(tmp_path: Path) -
 def test_gradients_are_those_of_the_models_own_forward(tmp_path: Path, name: str) -> None:
     model = load_causal_lm(write_model(name, tmp_path))
     batch = laid_out(ragged_sequences(), 0)
-    found = CausalPolicy(model).distributions(batch, 0.7)
+    found = CausalPolicy.of(model).distributions(batch, 0.7)
     parameters = dict(model.named_parameters())
     mine = torch.autograd.grad(found.logprobs.sum() + found.entropies.sum(), list(parameters.values()))
     log_p = torch.cat([alone(model, ragged_sequences()[index], 0.7) for index in batch.members])
@@ -106,17 +106,27 @@ def test_gradients_are_those_of_the_models_own_forward(tmp_path: Path, name: str
     ],
 )
 def test_rows_are_shared_where_the_model_allows_it(tmp_path: Path, name: str, longest: int) -> None:
-    assert CausalPolicy(load_causal_lm(write_model(name, tmp_path))).longest_shared_row() == longest
+    assert CausalPolicy.of(load_causal_lm(write_model(name, tmp_path))).longest_shared_row() == longest
 
 
 def test_a_shared_row_is_no_longer_than_the_window(tmp_path: Path) -> None:
-    assert CausalPolicy(load_causal_lm(write_model("mistral", tmp_path))).longest_shared_row() == 9
+    assert CausalPolicy.of(load_causal_lm(write_model("mistral", tmp_path))).longest_shared_row() == 9
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere"])
+def test_a_narrow_copy_has_the_same_form_of_logits(tmp_path: Path, name: str) -> None:
+    policy = CausalPolicy.of(load_causal_lm(write_model(name, tmp_path)))
+    narrow = policy.frozen(torch.bfloat16)
+    assert policy.head is not None
+    assert narrow.head is not None
+    assert narrow.head.form == policy.head.form
+    assert narrow.head.weight.data_ptr() != policy.head.weight.data_ptr()
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 0.3)])
 @pytest.mark.parametrize("longest", [0, LONGEST_SHARED_ROW])
 def test_a_frozen_copy_stays_as_it_was(tmp_path: Path, dtype: torch.dtype, bound: float, longest: int) -> None:
-    policy = CausalPolicy(load_causal_lm(write_model("qwen3", tmp_path)))
+    policy = CausalPolicy.of(load_causal_lm(write_model("qwen3", tmp_path)))
     batch = laid_out(ragged_sequences(), longest)
     frozen = policy.frozen(dtype)
     assert {parameter.dtype for parameter in frozen.model.parameters()} == {dtype}

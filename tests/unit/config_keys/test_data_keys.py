@@ -70,9 +70,9 @@ def test_the_template_gets_its_arguments(tmp_path: Path) -> None:
     shutil.copytree(registry.model_path(config_with({})), model)
     (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     file = str(write_jsonl(tmp_path / "rows.jsonl", [sum_row(0, prompt=[{"role": "user", "content": "1+1"}])]))
-    settings = {"model.path": str(model), "data.train_files": file}
+    settings: dict[str, object] = {"model.path": str(model), "data.train_files": file}
     assert drawn(settings, 1)[0].text == "1+1"
-    formal = {**settings, "data.apply_chat_template_kwargs": {"formal": True}}
+    formal: dict[str, object] = {**settings, "data.apply_chat_template_kwargs": {"formal": True}}
     assert drawn(formal, 1)[0].text == "please 1+1"
 
 

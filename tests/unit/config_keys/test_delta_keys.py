@@ -39,7 +39,7 @@ SPARSE, DENSE = 1e-4, 0.0
 def test_what_is_sent(make_spec: MakeSpec, tmp_path: Path, backend: str) -> None:
     def is_delta(mode: str, step: float) -> bool:
         url = str(tmp_path / f"{mode}-{step}")
-        settings = {
+        settings: dict[str, object] = {
             "checkpoint_engine.backend": backend,
             "checkpoint_engine.mode": mode,
             "checkpoint_engine.engine_kwargs.filesystem.url": url,
@@ -56,7 +56,7 @@ def test_what_is_sent(make_spec: MakeSpec, tmp_path: Path, backend: str) -> None
 def test_files_hold_every_so_many_versions_whole(make_spec: MakeSpec, tmp_path: Path) -> None:
     def whole(full_every: int) -> list[int]:
         url = tmp_path / str(full_every)
-        settings = {
+        settings: dict[str, object] = {
             "checkpoint_engine.backend": "filesystem",
             "checkpoint_engine.engine_kwargs.filesystem.url": str(url),
             "checkpoint_engine.engine_kwargs.filesystem.full_every": full_every,

@@ -17,14 +17,14 @@ from paceline.runtime.system import SystemClock
 from tests.unit.config_keys.conftest import MakeSpec
 from tests.unit.config_keys.keys import config_with, shows
 from tests.unit.engine.fake_vllm_http import FakeVllm
-from tests.unit.engine.test_vllm_worker import DictModel, Rig
+from tests.unit.engine.vllm_rig import DictModel, Rig
 
 
 class TinyModel(DictModel):
     """What the shipped model says of itself."""
 
     def describe(self) -> dict[str, str]:
-        return {"model_type": "qwen3", "dtype": "float32", "quantization": ""}
+        return {"model_type": "qwen3", "dtype": "float32", "quantization": "", "logprobs_mode": "raw_logprobs"}
 
 
 def with_servers(
@@ -67,6 +67,14 @@ def test_each_url_is_one_replica(make_spec: MakeSpec) -> None:
         config_with({"rollout.name": "vllm", "rollout.servers": ["http://a:1"]})
     with pytest.raises(ConfigError, match="is not a URL"):
         config_with({"rollout.name": "vllm", "rollout.servers": ["a:1", "b:1"]})
+
+
+def test_scaled_sampling_needs_the_log_probs_of_what_was_drawn(make_spec: MakeSpec) -> None:
+    async def scenario(servers: list[InferenceServer], fakes: list[FakeVllm]) -> None:
+        with pytest.raises(ConfigError, match="logprobs_mode raw_logprobs, but this run needs processed_logprobs"):
+            await servers[0].start()
+
+    with_servers(make_spec, 1, {"rollout.temperature": 0.7}, scenario)
 
 
 @shows("rollout.server_api_key_env")

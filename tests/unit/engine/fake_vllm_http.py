@@ -32,6 +32,8 @@ class FakeVllm:
         self.misbehave: dict[str, tuple[int, str]] = {}
         self.hangs: set[str] = set()
         self.cut_streams = False
+        self.updating = False
+        self.another_worker_loaded = False
         self.asked: list[dict[str, Any]] = []
 
     @property
@@ -72,7 +74,7 @@ class FakeVllm:
             status, text = self.misbehave[path]
         elif self._api_key and headers.get("authorization") != f"Bearer {self._api_key}" and path != "/health":
             status, text = 401, '{"error": "Unauthorized"}'
-        elif path == "/inference/v1/generate":
+        elif path == "/v1/completions":
             return await self._stream(writer, body)
         else:
             status, text = await self._control(path, query, body)
@@ -81,33 +83,49 @@ class FakeVllm:
         return None
 
     async def _control(self, path: str, query: str, body: Any) -> tuple[int, str]:
+        told = {
+            "/health": "{}",
+            "/weight_info": json.dumps({"weight_version": self.label}),
+            "/metrics": 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n',
+            "/weight_checker": json.dumps({"checksums": {"tp0:w": "abc"}}),
+        }
+        if path in told:
+            return 200, told[path]
         if path == "/pause":
             if "mode=wait" in query:
                 await asyncio.sleep(self.wait_seconds)
             self.paused = query
         elif path == "/resume":
             self.paused = None
-        elif path == "/weight_info":
-            return 200, json.dumps({"weight_version": self.label})
-        elif path == "/finish_weight_update":
-            self.label = body["weight_version"]
-        elif path == "/metrics":
-            return 200, 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
-        elif path == "/weight_checker":
-            return 200, json.dumps({"checksums": {"tp0:w": "abc"}})
+        elif path in ("/start_weight_update", "/finish_weight_update"):
+            return self._update_state(path, body)
         elif path in ("/init_weight_transfer_engine", "/update_weights"):
-            try:
-                self._worker.obey(unpack_command(body.get("init_info") or body.get("update_info")))
-            except PacelineError as error:
-                return 500, json.dumps({"error": {"message": f"Call to collective_rpc failed: {error_text(error)}"}})
-        elif path not in ("/health", "/start_weight_update"):
+            return self._command(path, body)
+        else:
             return 404, '{"detail": "Not Found"}'
+        return 200, "{}"
+
+    def _update_state(self, path: str, body: Any) -> tuple[int, str]:
+        starts = path.startswith("/start")
+        if starts == self.updating:
+            return 500, '{"error": "already active, or without a matching start_weight_update"}'
+        self.updating = starts
+        if not starts:
+            self.label = body["weight_version"]
+        return 200, "{}"
+
+    def _command(self, path: str, body: Any) -> tuple[int, str]:
+        try:
+            self._worker.obey(unpack_command(body.get("init_info") or body.get("update_info")))
+        except PacelineError as error:
+            self.updating = self.updating and (path != "/update_weights" or self.another_worker_loaded)
+            return 500, json.dumps({"error": {"message": f"Call to collective_rpc failed: {error_text(error)}"}})
         return 200, "{}"
 
     async def _stream(self, writer: asyncio.StreamWriter, body: Any) -> None:
         self.asked.append(body)
         writer.write(_head(200, "Content-Type: text/event-stream", "Connection: close"))
-        count = min(self._tokens, body["sampling_params"]["max_tokens"])
+        count = min(self._tokens, body["max_tokens"])
         for place in range(count):
             if self.cut_streams and place == 2:
                 return
@@ -115,9 +133,9 @@ class FakeVllm:
             choice = {
                 "index": 0,
                 "token_ids": [place + 10],
-                "logprobs": {"content": [{"token_id": place + 10, "logprob": -0.5 * place}]},
+                "text": "",
+                "logprobs": {"token_logprobs": [-0.5 * place], "tokens": ["x"]},
                 "finish_reason": "length" if last else None,
-                "weight_versions": [{"version": self.label, "start": 0, "end": count}] if last else None,
             }
             writer.write(f"data: {json.dumps({'request_id': 'x', 'choices': [choice]})}\n\n".encode())
             await writer.drain()

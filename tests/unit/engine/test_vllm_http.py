@@ -24,7 +24,7 @@ from paceline.engine.vllm_control import VllmWeights
 from paceline.engine.vllm_http import VllmHttpServer
 from paceline.runtime.system import SystemClock
 from tests.unit.engine.fake_vllm_http import FakeVllm
-from tests.unit.engine.test_vllm_worker import LAYERS, SPEC, Rig
+from tests.unit.engine.vllm_rig import LAYERS, SPEC, Rig
 
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=6, stop_token_ids=(2,))
 Scenario = Callable[[VllmHttpServer, FakeVllm, Rig], Awaitable[None]]
@@ -94,12 +94,10 @@ def test_token_ids_go_in_and_come_out() -> None:
         assert [batch.token_ids for batch in batches] == [[10], [11], [12], [13], [14]]
         assert [batch.logprobs for batch in batches] == [[-0.0], [-0.5], [-1.0], [-1.5], [-2.0]]
         assert batches[-1].finish_reason == "length"
-        assert [(s.label, s.start, s.end) for s in batches[-1].spans or ()] == [("1.4", 0, 5)]
         (asked,) = server.asked
-        assert asked["token_ids"] == [1, 2, 3, 4]
-        sampling = asked["sampling_params"]
-        assert (sampling["max_tokens"], sampling["temperature"], sampling["top_p"]) == (5, 0.7, 0.9)
-        assert (sampling["stop_token_ids"], sampling["ignore_eos"]) == ([2], True)
+        assert asked["prompt"] == [1, 2, 3, 4]
+        assert (asked["max_tokens"], asked["temperature"], asked["top_p"]) == (5, 0.7, 0.9)
+        assert (asked["stop_token_ids"], asked["ignore_eos"]) == ([2], True)
 
     with_server(scenario)
 
@@ -154,7 +152,7 @@ def test_another_model_is_refused_by_name() -> None:
                 make_weights=lambda calls: VllmWeights(calls, name="r", receiver=SPEC, clock=SystemClock()),
                 hello=Hello(model_type="llama"),
             )
-            with pytest.raises(ConfigError, match="model_type toy, the trainer sends llama"):
+            with pytest.raises(ConfigError, match="model_type toy, but this run needs llama"):
                 await driver.start()
             await driver.close()
 
@@ -188,6 +186,25 @@ def test_errors_of_the_plug_in_keep_their_class() -> None:
     with_server(scenario)
 
 
+def test_a_load_that_failed_on_one_worker_of_several_can_be_undone() -> None:
+    async def scenario(driver: VllmHttpServer, server: FakeVllm, rig: Rig) -> None:
+        await driver.start()
+        first, second = rig.publish(0), rig.publish(1, q=5.0)
+        for manifest in (first, second):
+            await driver.stage(manifest, SystemClock().wall() + 5)
+        await driver.load(first.version)
+        await driver.confirm(first.version, first.digest)
+        server.another_worker_loaded = True
+        rig.model.fail_once_after = 1
+        with pytest.raises(CoverageError, match="refuses the rest"):
+            await driver.load(second.version)
+        assert await driver.weight_version() is None
+        await driver.load(first.version)
+        await driver.confirm(first.version, first.digest)
+
+    with_server(scenario)
+
+
 def test_a_server_that_dies_or_hangs_is_named() -> None:
     async def scenario(driver: VllmHttpServer, server: FakeVllm, rig: Rig) -> None:
         await driver.start()
@@ -208,7 +225,7 @@ def test_a_server_that_dies_or_hangs_is_named() -> None:
 def test_a_request_that_is_refused_is_a_fault_of_the_request() -> None:
     async def scenario(driver: VllmHttpServer, server: FakeVllm, rig: Rig) -> None:
         await driver.start()
-        server.misbehave = {"/inference/v1/generate": (400, "prompt is too long")}
+        server.misbehave = {"/v1/completions": (400, "prompt is too long")}
         with pytest.raises(ConfigError, match="prompt is too long"):
             await batches_of(driver, GenerationRequest("r", [1], PARAMS))
 

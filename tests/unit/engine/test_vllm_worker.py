@@ -2,160 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
 
 import msgspec
 import pytest
 import torch
-from torch import nn
 
 from paceline.checkpoint_engine.filesystem import FilesystemSender
-from paceline.checkpoint_engine.in_process import InProcessExchange, InProcessReceiver, InProcessSender
 from paceline.core.errors import ConfigError, CoverageError, DigestMismatch, PacelineError, SyncError
-from paceline.core.manifest import WeightManifest
 from paceline.core.version import Version
-from paceline.engine.slot_writer import Changes, SlotWriter
-from paceline.engine.vllm_commands import (
-    FIELD,
-    PROTOCOL,
-    Confirm,
-    Discard,
-    Hello,
-    Load,
-    ReceiverSpec,
-    Stage,
-    Staged,
-    Took,
-    WorkerCommand,
-    error_from,
-    error_text,
-    pack_command,
-    unpack_command,
-    version_label,
-    version_of_label,
-)
+from paceline.engine.vllm_commands import PROTOCOL, Confirm, Discard, Hello, Load, ReceiverSpec, Stage, Staged, Took
 from paceline.engine.vllm_worker import WorkerWeights
 from paceline.runtime.system import SystemClock
-from paceline.runtime.vllm_plugin import PacelineWeightTransfer, make_receiver
+from paceline.runtime.vllm_plugin import make_receiver
 from paceline.testing.publication import publish
-
-SPEC = ReceiverSpec("shared_memory")
-LAYERS = {"q": "qkv", "k": "qkv", "v": "qkv", "norm": "norm", "embed": "embed"}
-
-
-class DictModel:
-    """A model of three layers; q, k and v are one of them. `spoil` changes what a tensor becomes on its way in."""
-
-    def __init__(self) -> None:
-        self.weights: dict[str, torch.Tensor] = {}
-        self.loads: list[set[str]] = []
-        self.quantization = ""
-        self.writes_in_place = False
-        self.parameters: dict[str, nn.Parameter] = {}
-        self.writer: SlotWriter | None = None
-        self.written: list[int] = []
-        self.fail_after: int | None = None
-        self.fail_once_after: int | None = None
-        self.drift = 0.0
-
-    def describe(self) -> Mapping[str, str]:
-        return {"model_type": "toy", "dtype": "float32", "quantization": self.quantization}
-
-    def load_all(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._take(weights)
-        if missing := LAYERS.keys() - self.weights.keys():
-            raise CoverageError(f"{sorted(missing)} got no tensor")
-
-    def layers_of(self, names: Collection[str]) -> set[str] | None:
-        layers = {LAYERS[name] for name in names}
-        return {name for name, layer in LAYERS.items() if layer in layers}
-
-    def load_layers(self, weights: Iterable[tuple[str, torch.Tensor]], names: Collection[str]) -> None:
-        self._take(weights)
-
-    def learn(self, loaded: Mapping[str, torch.Tensor]) -> None:
-        if self.writes_in_place and not self.parameters:
-            self.parameters = {
-                name: nn.Parameter(tensor.clone(), requires_grad=False) for name, tensor in loaded.items()
-            }
-            self.writer = SlotWriter(self.parameters, self._fill)
-            assert self.writer.learn(loaded)
-
-    def prepare(
-        self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], names: Collection[str]
-    ) -> Changes | None:
-        return self.writer.prepare(before, after, names) if self.writer else None
-
-    def write(self, changes: Changes, after: Mapping[str, torch.Tensor] | None) -> None:
-        assert self.writer is not None
-        self.written.append(self.writer.write(changes))
-        if after is not None and not self.writer.agrees(after):
-            raise DigestMismatch("not what was written")
-        self.weights = {name: parameter.data for name, parameter in self.parameters.items()}
-
-    def _fill(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in weights:
-            self.parameters[name].data.copy_(tensor)
-
-    def checksums(self) -> dict[str, str]:
-        return {name: str(tensor.sum().item()) for name, tensor in self.weights.items()}
-
-    def _take(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.loads.append(set())
-        self.drift += 1.0
-        for name, tensor in weights:
-            if self.fail_once_after is not None and len(self.loads[-1]) >= self.fail_once_after:
-                self.fail_once_after = None
-                raise CoverageError("the model refuses the rest")
-            if self.fail_after is not None and len(self.loads[-1]) >= self.fail_after:
-                raise CoverageError("the model refuses the rest")
-            self.weights[name] = tensor.clone() + (self.drift if self.quantization == "drifting" else 0.0)
-            self.loads[-1].add(name)
-
-
-class Rig:
-    """A worker, its model, and the trainer's end."""
-
-    def __init__(self, model: DictModel | None = None, verify: Literal["full", "off"] = "full") -> None:
-        exchange = InProcessExchange()
-        self.sender = InProcessSender(exchange, arenas=6, dtype=None, nonfinite="error")
-        self.model = model or DictModel()
-        self.receivers: list[ReceiverSpec] = []
-
-        def make_receiver(spec: ReceiverSpec) -> InProcessReceiver:
-            self.receivers.append(spec)
-            return InProcessReceiver(exchange, holder="worker", verify=verify)
-
-        self.worker = WorkerWeights(loader=self.model, make_receiver=make_receiver)
-        self.tensors = {name: torch.full((4,), float(index)) for index, name in enumerate(LAYERS)}
-
-    def publish(self, n: int, **changes: float) -> WeightManifest:
-        self.tensors.update({name: torch.full((4,), value) for name, value in changes.items()})
-        return publish(self.sender, self.tensors.items(), Version(1, n).packed)
-
-    def stage(self, manifest: WeightManifest, **options: Any) -> None:
-        self.worker.obey(Stage(manifest, SPEC, **options))
-        until(lambda: self.worker.obey(Staged(manifest.version)))
-
-    def serve(self, manifest: WeightManifest, extent: str = "changed") -> None:
-        self.stage(manifest)
-        self.worker.obey(Load(manifest.version, extent))  # type: ignore[arg-type]
-        self.worker.obey(Confirm(manifest.version, manifest.digest))
-
-
-def until(call: Callable[[], None]) -> None:
-    for _ in range(500):
-        try:
-            return call()
-        except SyncError as error:
-            if "still being staged" not in error.message:
-                raise
-    raise AssertionError("never staged")
+from tests.unit.engine.vllm_rig import LAYERS, SPEC, DictModel, Rig, until
 
 
 def test_a_version_is_staged_loaded_and_confirmed() -> None:
@@ -164,6 +25,19 @@ def test_a_version_is_staged_loaded_and_confirmed() -> None:
     assert {name: tensor.tolist() for name, tensor in rig.model.weights.items()} == {
         name: tensor.tolist() for name, tensor in rig.tensors.items()
     }
+
+
+def test_whoever_waits_for_a_version_is_told_by_a_file(tmp_path: Path) -> None:
+    rig = Rig()
+    manifest = rig.publish(0)
+    rig.stage(manifest, hints=str(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == [str(manifest.version)]
+    other = msgspec.structs.replace(rig.publish(1), arena_id="gone")
+    rig.worker.obey(Stage(other, SPEC, hints=str(tmp_path)))
+    with pytest.raises(SyncError):
+        until(lambda: rig.worker.obey(Staged(other.version)))
+    assert (tmp_path / str(other.version)).exists(), "also when it failed: the error is waiting"
+    rig.stage(rig.publish(2), hints=str(tmp_path / "nowhere"))
 
 
 def test_only_layers_that_changed_are_loaded_whole() -> None:
@@ -362,8 +236,9 @@ def test_a_receiver_is_opened_once_and_all_is_released_at_the_end() -> None:
     ("hello", "complaint"),
     [
         (Hello(protocol=PROTOCOL + 1), "install the same version on both sides"),
-        (Hello(model_type="other"), "has model_type toy, the trainer sends other"),
-        (Hello(dtype="bfloat16"), "has dtype float32, the trainer sends bfloat16"),
+        (Hello(model_type="other"), "has model_type toy, but this run needs other"),
+        (Hello(logprobs_mode="processed"), "has logprobs_mode raw, but this run needs processed"),
+        (Hello(dtype="bfloat16"), "has dtype float32, but this run needs bfloat16"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(hello: Hello, complaint: str) -> None:
@@ -371,45 +246,3 @@ def test_a_model_that_does_not_fit_is_refused(hello: Hello, complaint: str) -> N
     rig.worker.obey(Hello(model_type="toy", dtype="float32"))
     with pytest.raises(ConfigError, match=complaint):
         rig.worker.obey(hello)
-
-
-def test_commands_cross_as_checked_text() -> None:
-    commands: list[WorkerCommand] = [Hello(), Stage(Rig().publish(3), SPEC), Staged(1), Load(2), Confirm(3, "d")]
-    for command in commands:
-        assert unpack_command(pack_command(command)) == command
-    for wrong in (
-        {},
-        {FIELD: 3},
-        {FIELD: "%%%"},
-        {FIELD: base64.b64encode(pickle.dumps(Hello())).decode()},
-        {FIELD: base64.b64encode(msgspec.msgpack.encode({"type": "Load", "version": "1"})).decode()},
-        {**pack_command(Hello()), "more": 1},
-    ):
-        with pytest.raises(SyncError, match="paceline backend"):
-            unpack_command(wrong)
-
-
-def test_errors_come_back_as_themselves() -> None:
-    carried = f"Call to update_weights failed: {error_text(DigestMismatch('other bytes'))}"
-    back = error_from(carried)
-    assert type(back) is DigestMismatch
-    assert back.message == "other bytes"
-    assert error_from("CUDA out of memory") is None
-    assert type(error_from("[paceline:os] x")) is SyncError
-
-
-def test_labels_are_versions() -> None:
-    version = Version(3, 17).packed
-    assert version_of_label(version_label(version)) == version
-    for foreign in ("default", "", "1", "1.x", "v1.2"):
-        assert version_of_label(foreign) is None
-
-
-def test_the_plug_in_hands_errors_on_as_text() -> None:
-    config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(quantization=None))
-    engine = PacelineWeightTransfer(None, config, torch.device("cpu"), torch.nn.Linear(1, 1))
-    with pytest.raises(RuntimeError, match=r"\[paceline:SyncError\] the paceline backend takes one entry"):
-        engine.init_transfer_engine({"foreign": 1})
-    with pytest.raises(RuntimeError, match=r"Hello is no command for update_weights"):
-        engine.update_weights(pack_command(Hello()))
-    engine.shutdown()

@@ -17,7 +17,8 @@ V7, V8 = Version(1, 7).packed, Version(1, 8).packed
 
 def sample(sample_id: str) -> Sample:
     prompt = Prompt("p1", "47+85=", (4, 7, 11), "132", "arithmetic")
-    response = Response([1, 3, 2, 0], [-0.1, -0.25, -1.5, -0.0625], [V7, V7, V8, V8], "stop", "132", 1.0, {"format": 0.5})
+    logprobs = [-0.1, -0.25, -1.5, -0.0625]
+    response = Response([1, 3, 2, 0], logprobs, [V7, V7, V8, V8], "stop", "132", 1.0, {"format": 0.5})
     return Sample(sample_id, 1, prompt, [response, Response([9], [-2.0], [V8], "length", "ä", 0.0)])
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from paceline.core.events import (
+    AnyEvent,
     GenerationWindow,
     ResponsesAborted,
     RunFinished,
@@ -223,7 +224,7 @@ def test_aborted_syncs_and_skipped_validations_are_apart() -> None:
 
 
 def test_responses_that_were_aborted_or_came_late_are_counted() -> None:
-    made = [
+    made: list[tuple[float, str, AnyEvent]] = [
         (5.0, "replica-0", ResponsesAborted(replica="replica-0", requests=["1-1/0~0", "1-1/1~0"], reason="no time")),
         (6.0, "rollouter", ZombiesRefused(replica="replica-0", completions=3)),
         (7.0, "rollouter", ZombiesRefused(replica="replica-1", completions=1)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from paceline.core.events import SampleDropped
+from paceline.core.events import SampleDropped, ValidationFinished
 from paceline.observability.tensorboard_log import TensorBoardLog
 from tests.unit.observability.made_run import records, whole_run
 
@@ -49,6 +49,19 @@ def test_known_names_with_their_steps_and_values(tmp_path: Path) -> None:
     assert scalars["fully_async/monitor/queue/mq_queue_size"][0][1] == 2
     assert scalars["paceline/version_lag/mean"][0][1] == 0.25
     assert [value for _, value in scalars["paceline/dropped/shutdown"]] == [1, 3]
+
+
+def test_figures_of_a_validation_stand_under_their_own_names(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path)
+    log.start()
+    figures = {"val-core/sums/acc/mean@2": 0.25, "val-aux/sums/length/mean@2": 3.0}
+    finished = ValidationFinished(
+        version=0, step=4, accuracy=0.25, problems=1, seconds=1.0, response_length_mean=3.0, metrics=figures
+    )
+    log.feed(records((1.0, "rollouter", finished)))
+    log.stop({})
+    scalars = scalars_of(tmp_path)
+    assert {name: scalars[name] for name in figures} == {name: [(4, value)] for name, value in figures.items()}
 
 
 def test_nothing_is_written_before_the_start_or_after_the_end(tmp_path: Path) -> None:

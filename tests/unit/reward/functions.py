@@ -62,7 +62,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 def spec_of(path: Path, *, name: str = "compute_score", attempts: int = 3, **arguments: Any) -> FunctionSpec:
     """With short waits."""
-    return FunctionSpec(str(path), "", name, arguments, attempts, 0.01, 0.5)
+    return FunctionSpec(str(path), "", name, arguments, attempts, 0.01, 2.0)
 
 
 def write(directory: Path, text: str) -> Path:

@@ -44,7 +44,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, notes):
         os.fork()
     return float(solution_str == ground_truth)
 """
-REASONS = {"reward: no answer within 1 s": 3, "reward: returned None, not a number": 3, "reward: ValueError: boom": 3}
+REASONS = {"reward: no answer within 5 s": 3, "reward: returned None, not a number": 3, "reward: ValueError: boom": 3}
 
 
 class Digits:
@@ -74,7 +74,7 @@ def score_all(path: Path, notes: Path, log: Path) -> tuple[list[Sample], dict[st
         reward = await open_reward(spec_of(path, notes=str(notes)), log, WORKERS)
         scorer = Scorer(
             life=1,
-            reward=BoundedReward(RewardConfig(timeout_seconds=1.0, num_workers=WORKERS), reward),
+            reward=BoundedReward(RewardConfig(timeout_seconds=5.0, num_workers=WORKERS), reward),
             decoder=Digits(),
             on_sample=partial(end_of, samples.append),
             on_failure=partial(end_of, failures.__setitem__),
@@ -112,7 +112,7 @@ def test_bad_rows_cost_themselves_and_are_counted_by_reason(tmp_path: Path, capf
 def test_check_reward_has_told_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_jsonl(tmp_path / "rows.jsonl", [sum_row(index) for index in range(100)])
     path = write(tmp_path, HOSTILE)
-    arguments = {"rows": 100, "name": "compute_score", "timeout": 1.0, "prompt_key": "prompt"}
+    arguments = {"rows": 100, "name": "compute_score", "timeout": 5.0, "prompt_key": "prompt"}
     kwargs = f'{{"notes": "{tmp_path / "notes"}"}}'
     assert check_reward(str(path), [str(data)], kwargs=kwargs, **arguments) == 1  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
@@ -123,7 +123,7 @@ def test_check_reward_has_told_before(tmp_path: Path, capsys: pytest.CaptureFixt
     assert lines[-5].startswith("it leaves processes behind: ")
     assert lines[-4:] == [
         "3 of 100 rows have no score",
-        f"  {data}:2: no answer within 1 s",
+        f"  {data}:2: no answer within 5 s",
         f"  {data}:3: returned None, not a number",
         f"  {data}:4: ValueError: boom",
     ]

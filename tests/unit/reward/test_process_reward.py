@@ -151,7 +151,7 @@ def test_an_async_call_that_waits_too_long_is_cancelled_alone(tmp_path: Path) ->
 def test_an_async_call_that_blocks_is_named_and_the_others_are_made_again(tmp_path: Path) -> None:
     async def scenario(reward: ProcessReward) -> None:
         results = await asyncio.gather(*(outcome(reward, response) for response in ("42", "block", "42", "4")))
-        line = "reward: kept its event loop from turning for 0.5 s: await what takes long, or use def"
+        line = "reward: kept its event loop from turning for 2 s: await what takes long, or use def"
         assert results == ["1.0", line, "1.0", "0.0"]
         assert reward.started == 2
 
@@ -173,6 +173,19 @@ def test_a_judge_that_cannot_be_reached_is_asked_again(tmp_path: Path) -> None:
         assert await outcome(reward, "count") == "3.0"
 
     with_reward(spec_of(write(tmp_path, ASYNC)), tmp_path / "log", scenario)
+
+
+def test_a_function_that_cannot_be_loaded_any_more_fails_its_calls_until_it_can(tmp_path: Path) -> None:
+    path = write(tmp_path, HOSTILE)
+
+    async def scenario(reward: ProcessReward) -> None:
+        path.unlink()
+        assert await outcome(reward, "exit") == "reward: its process ended with 3"
+        assert "no process can be started any more" in await outcome(reward, "42")
+        write(tmp_path, HOSTILE)
+        assert await outcome(reward, "42") == "1.0"
+
+    with_reward(spec_of(path), tmp_path / "log", scenario, processes=1)
 
 
 @pytest.mark.parametrize(

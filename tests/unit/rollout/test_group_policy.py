@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
@@ -69,9 +70,12 @@ def test_one_survivor_is_not_enough() -> None:
     assert (taken.reduced, taken.refused) == ([], {"1-1": "bad"})
 
 
-@pytest.mark.parametrize(("policy", "finished", "goes_on"), [("survivors", 2, True), ("survivors", 1, False)])
-def test_a_sample_that_is_given_up(policy: str, finished: int, goes_on: bool) -> None:
-    groups = survivors()
+@pytest.mark.parametrize(
+    ("policy", "finished", "goes_on"), [("survivors", 2, True), ("survivors", 1, False), ("retry", 2, False)]
+)
+def test_a_sample_that_is_given_up(policy: Literal["retry", "survivors"], finished: int, goes_on: bool) -> None:
+    groups = Groups(responses=3, params=PARAMS, policy=policy)
+    groups.open("1-1", PROMPT)
     groups.take([made(f"1-1/{index}~0", tokens=range(index + 1)) for index in range(finished)])
     given_up = groups.give_up("1-1")
     assert given_up is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.core.checkpoint import sampling_settings
 from paceline.core.errors import ConfigError
 from paceline.core.events import PromptRefused
 from paceline.core.ports import PromptSource
@@ -116,3 +117,20 @@ def test_a_long_validation_prompt_is_refused_wherever_it_is(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"rows\.jsonl:31 has 99 tokens, more than 16"):
         source_of({"data.val_files": file})
     assert len(source_of({"data.val_files": file, "data.truncation": "filter"}).validation_prompts()) == 30
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.train_files", ["b.jsonl"]),
+        ("data.prompt_key", "question"),
+        ("data.truncation", "left"),
+        ("data.apply_chat_template_kwargs", {"thinking": True}),
+    ],
+)
+def test_what_a_prompt_is_must_be_the_same_when_a_run_goes_on(key: str, value: object) -> None:
+    before = config_with({"data.train_files": ["a.jsonl"]})
+    after = config_with({"data.train_files": ["a.jsonl"], key: value})
+    then = msgspec.json.decode(msgspec.json.encode(sampling_settings(before)))
+    assert then == sampling_settings(before)
+    assert then != sampling_settings(after)

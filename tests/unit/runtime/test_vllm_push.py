@@ -7,16 +7,17 @@ import asyncio
 import pytest
 
 from paceline.core.errors import CoverageError, WorkerDied
+from paceline.engine.vllm_worker import WorkerWeights
 from paceline.runtime.vllm_push import VllmPusher
 from tests.unit.engine.fake_vllm_http import FakeVllm
-from tests.unit.engine.test_vllm_worker import LAYERS, Rig
+from tests.unit.engine.vllm_rig import LAYERS, DictModel, Rig
 
 
 def test_every_server_serves_what_was_pushed() -> None:
     async def main() -> None:
-        rig, other = Rig(), Rig()
-        other.worker = rig.worker
-        async with FakeVllm(rig.worker) as one, FakeVllm(other.worker) as two:
+        rig, model = Rig(), DictModel()
+        other = WorkerWeights(loader=model, make_receiver=rig.make_receiver)
+        async with FakeVllm(rig.worker) as one, FakeVllm(other) as two:
             pusher = VllmPusher([one.url, two.url], wait_seconds=0.2)
             for n in range(3):
                 manifest = rig.publish(n, q=float(20 + n))
@@ -24,7 +25,7 @@ def test_every_server_serves_what_was_pushed() -> None:
                 assert pauses.keys() == {one.url, two.url}
                 assert one.label == two.label == f"1.{n}"
                 assert one.paused is two.paused is None
-                assert rig.model.weights["q"].tolist() == [20.0 + n] * 4
+                assert rig.model.weights["q"].tolist() == model.weights["q"].tolist() == [20.0 + n] * 4
 
     asyncio.run(main())
 

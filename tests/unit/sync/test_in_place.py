@@ -71,7 +71,10 @@ class StoppingChange:
 class StoppingStaged:
     def __init__(self, staged: StagedWeights, change: StoppingChange) -> None:
         self._staged = staged
-        self.change = change
+        self.change: StoppingChange | None = change
+
+    def drop_change(self) -> None:
+        self.change = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._staged, name)
@@ -292,3 +295,16 @@ def test_an_engine_that_does_not_hold_the_base_is_copied_to() -> None:
     assert rig.receiver.applied == 0
     assert rig.serves(rig.trained)
     assert rig.state() == ("ready", 1)
+
+
+def test_a_change_that_is_proved_is_kept_no_longer() -> None:
+    rig = Rig()
+    rig.sync(0)
+    rig.change()
+    manifest = rig.publish(1)
+    rig.stage(manifest)
+    rig.swap(manifest)
+    serving = rig.transaction.serving
+    assert serving is not None
+    assert (serving.manifest.version, serving.base_version) == (manifest.version, Version(1, 0).packed)
+    assert serving.change is None
