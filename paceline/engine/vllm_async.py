@@ -30,7 +30,8 @@ KEEP: Literal["keep"] = "keep"
 @dataclass(frozen=True)
 class VllmOptions:
     """What the engine is built with. `kv_cache` is that of `rollout.kv_cache`; `stream_interval` tokens come at a
-    time; `threads` are those of a worker on a CPU; `further` are keyword arguments of vLLM's `AsyncEngineArgs`.
+    time; `threads` are those of a worker on a CPU; `socket_dir` is where its sockets go; `further` are keyword
+    arguments of vLLM's `AsyncEngineArgs`.
     """
 
     model: str
@@ -42,6 +43,7 @@ class VllmOptions:
     seed: int = 0
     stream_interval: int = 8
     threads: int = 1
+    socket_dir: str = ""
     call_seconds: float = 60.0
     further: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,7 +86,7 @@ class VllmEngine:
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise ConfigError(f"{INSTALL}: {error}") from error
-        _tell_environment(options.threads)
+        _tell_environment(options)
         arguments: dict[str, Any] = {
             "model": options.model,
             "dtype": options.dtype,
@@ -242,9 +244,11 @@ def batch_of(output: Any) -> TokenBatch:
     )
 
 
-def _tell_environment(threads: int) -> None:
+def _tell_environment(options: VllmOptions) -> None:
     """vLLM is told by its environment; what the user has set stays."""
-    os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, options.threads))
+    if options.socket_dir:
+        os.environ["VLLM_RPC_BASE_PATH"] = options.socket_dir  # an engine that is killed leaves its sockets
     for name, value in (
         ("VLLM_LOGGING_LEVEL", "ERROR"),
         ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),  # its processes start clean of what this one has loaded

@@ -87,6 +87,7 @@ def build_server(spec: RunSpec, replica_id: str, threads: int) -> InferenceServe
         kv_cache=config.rollout.kv_cache,
         seed=config.trainer.seed * 1000 + number + 7919 * spec.life,
         threads=threads,
+        socket_dir=spec.private_dir,
         call_seconds=config.checkpoint_engine.sync_timeout_seconds,
         further=config.rollout.engine_kwargs.vllm,
     )

@@ -63,8 +63,7 @@ class ServedBoard(RecordingBoard):
         self.hashed.append((version, digest, digest_tensors(served, manifest.aliases)))
 
 
-@pytest.mark.parametrize("mode", ["auto", "delta"])
-def test_at_a_small_learning_rate_versions_arrive_as_deltas_and_are_proved(mode: str) -> None:
+def run(mode: str) -> tuple[RecordingEvents, ServedBoard, ObjectCluster]:
     torch.set_num_threads(1)
     config = build_config(
         {
@@ -115,6 +114,12 @@ def test_at_a_small_learning_rate_versions_arrive_as_deltas_and_are_proved(mode:
         events=events,
     )
     asyncio.run(LocalRuntime(config, ports, life=1).run())
+    return events, board, cluster
+
+
+@pytest.mark.parametrize("mode", ["auto", "delta"])
+def test_at_a_small_learning_rate_versions_arrive_as_deltas_and_are_proved(mode: str) -> None:
+    events, board, cluster = run(mode)
     syncs = events.of(SyncCompleted)
     assert [sync.mode for sync in syncs] == ["full"] + ["delta"] * (VERSIONS - 1)
     assert all(0 < (sync.changed_share or 0.0) < 0.02 for sync in syncs[1:])

@@ -35,7 +35,8 @@ T = TypeVar("T")
 LIFE = 1
 PROMPT_TOKENS = 2 * BLOCK + 8  # two whole blocks, so that the prefix cache has something to keep
 TEMPERATURE = 0.8
-OTHERS_SECONDS = 0.05  # less than a response takes
+WAIT_SECONDS = 10.0
+PATIENCE_SECONDS = 240.0  # a machine that does other things at the same time
 
 
 def shipped_model() -> str:
@@ -105,7 +106,7 @@ class Fleet:
         self.loops: list[asyncio.Task[None]] = []
         self.newest = -1
 
-    def run(self, main: Coroutine[Any, Any, T], seconds: float = 300.0) -> T:
+    def run(self, main: Coroutine[Any, Any, T], seconds: float = 500.0) -> T:
         """Run on the one loop of the fleet."""
 
         async def bounded() -> T:
@@ -127,6 +128,7 @@ class Fleet:
                 dtype="float32",
                 max_model_len=128,
                 max_num_seqs=32,
+                call_seconds=PATIENCE_SECONDS,
                 further={"block_size": BLOCK},
             )
             engine = VllmEngine(
@@ -137,18 +139,20 @@ class Fleet:
                 make_weights=partial(self._weights, name=f"replica-{number}", extent=extent),
             )
             await self._add(engine, number)
-        await self._add(self.http_server(), 2)
+        await self._add(self.http_server(WAIT_SECONDS), 2)
         await self.sync(self.changed_weights(0.0))
 
-    def http_server(self) -> VllmHttpServer:
-        """What drives the stock server."""
+    def http_server(self, wait_seconds: float) -> VllmHttpServer:
+        """What drives the stock server; requests of others get so long to end."""
         return VllmHttpServer(
             self.server.url,
             name="replica-2",
             clock=self.clock,
             hello=Hello(model_type="qwen3", dtype="float32"),
             make_weights=partial(self._weights, name="replica-2", extent="changed"),
-            wait_seconds=OTHERS_SECONDS,
+            start_seconds=PATIENCE_SECONDS,
+            call_seconds=PATIENCE_SECONDS,
+            wait_seconds=wait_seconds,
         )
 
     async def _add(self, server: InferenceServer, number: int) -> None:
@@ -167,12 +171,20 @@ class Fleet:
         self.replicas[number : number + 1] = [replica]
         self.loops[number : number + 1] = [asyncio.ensure_future(replica.run())]
 
-    async def meet_server_again(self) -> None:
-        """A new replica over the stock server, which was started again."""
-        await self._add(self.http_server(), 2)
+    async def meet_server_again(self, wait_seconds: float = WAIT_SECONDS) -> None:
+        """A new replica over the stock server; the one before lets go of it."""
+        await self.replicas[2].close()
+        await asyncio.gather(self.loops[2], return_exceptions=True)
+        await self._add(self.http_server(wait_seconds), 2)
 
     def _weights(self, calls: Any, name: str, extent: Literal["full", "changed"]) -> VllmWeights:
-        return VllmWeights(calls, name=name, receiver=ReceiverSpec("shared_memory"), clock=self.clock, extent=extent)
+        return VllmWeights(
+            calls,
+            name=name,
+            receiver=ReceiverSpec("shared_memory", deadline_seconds=PATIENCE_SECONDS),
+            clock=self.clock,
+            extent=extent,
+        )
 
     def stop(self) -> None:
         """End everything."""
@@ -213,7 +225,7 @@ class Fleet:
 
     async def bring(self, replica: ServedReplica, manifest: WeightManifest) -> SwapReport:
         """Stage and swap on one."""
-        deadline = self.clock.wall() + 60
+        deadline = self.clock.wall() + PATIENCE_SECONDS
         report = await replica.stage(StageCommand(manifest=manifest, sync_id=0, deadline_wall=deadline))
         assert report.digest == manifest.digest
         return await replica.swap(SwapCommand(version=manifest.version, sync_id=0, deadline_wall=deadline))

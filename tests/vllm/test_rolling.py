@@ -9,7 +9,7 @@ from paceline.core.config import build_config
 from paceline.core.manifest import Published
 from paceline.core.version import Version
 from paceline.sync.checkpoint_engine_manager import CheckpointEngineManager
-from tests.vllm.fleet import LIFE, Client, Fleet
+from tests.vllm.fleet import LIFE, PATIENCE_SECONDS, Client, Fleet
 
 SYNCS = 3
 
@@ -36,7 +36,8 @@ class Trainer:
 
 
 def test_two_of_three_generate_at_every_moment(fleet: Fleet) -> None:
-    config = build_config({"checkpoint_engine": {"update_order": "rolling", "rolling_size": 1}})
+    settings = {"update_order": "rolling", "rolling_size": 1, "sync_timeout_seconds": PATIENCE_SECONDS}
+    config = build_config({"checkpoint_engine": settings})
     manager = CheckpointEngineManager(config, Trainer(fleet), fleet.replicas, clock=fleet.clock, events=fleet.events)
     clients = [Client(replica, at_once=4, tokens=40) for replica in fleet.replicas]
     updating: list[int] = []

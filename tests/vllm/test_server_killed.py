@@ -8,13 +8,13 @@ import pytest
 
 from paceline.core.commands import StageCommand, SwapCommand
 from paceline.core.errors import PacelineError, WorkerDied
-from tests.vllm.fleet import Client, Fleet
+from tests.vllm.fleet import PATIENCE_SECONDS, Client, Fleet
 
 
 def test_a_killed_server_comes_back_with_verified_weights(fleet: Fleet) -> None:
     async def scenario() -> None:
         manifest = fleet.publish(fleet.changed_weights(0.05))
-        deadline = fleet.clock.wall() + 120
+        deadline = fleet.clock.wall() + PATIENCE_SECONDS
         for replica in fleet.replicas:
             await replica.stage(StageCommand(manifest=manifest, sync_id=1, deadline_wall=deadline))
         command = SwapCommand(version=manifest.version, sync_id=1, deadline_wall=deadline)
