@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-vllm base-check wheel-check
+.PHONY: help setup train test test-slow test-vllm base-check wheel-check
 
 # The first interpreter that runs and is Python 3.11 or newer. The exact versions are tried on 3.11.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
@@ -22,6 +22,7 @@ export PYTHON
 help:
 	@echo "make train   train the shipped model on the arithmetic task (ARGS=... reach the command)"
 	@echo "make test    lint, types and tests"
+	@echo "make test-slow   the tests that take longest: whole clusters, a real chat model, kills, peak memory"
 	@echo "make test-vllm   the tests against vLLM on this machine's CPU, in an environment of their own"
 	@echo "make setup   the environment alone, with everything that tests need"
 	@echo "make base-check, make wheel-check   the two installs, each in a fresh environment"
@@ -46,7 +47,10 @@ train: $(TRAIN_STAMP)
 
 test: $(DEV_STAMP)
 	@scripts/check
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(DEV_STAMP)
+	@$(VENV)/bin/python -m pytest -m slow $(ARGS)
 
 # vLLM decides on the versions here: it is installed first, paceline beside it with bounds alone. What comes with it for
 # pictures and sound is taken out again: text models do not need it, and where it does not fit torch nothing starts.

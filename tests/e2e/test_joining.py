@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from paceline.store.serving_table import hash_served
 from tests.e2e.train_process import ENDLESS, START_SECONDS, STOP_SECONDS, Event, TrainProcess, train
 
@@ -22,6 +24,7 @@ def windows(run: TrainProcess) -> list[Event]:
     return [e for e in run.events("generation.window") if e["replica"] == NEW and e["tokens"] > 0]
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_added_on_the_way(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     settings = [*ENDLESS, "rollout.num_replicas=2", "trainer.logger=[]"]

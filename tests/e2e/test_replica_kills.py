@@ -9,6 +9,7 @@ import pytest
 from benchmarks.kill_replica import strike
 
 
+@pytest.mark.slow
 def test_every_run_goes_on_and_every_sample_ends_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = ["staged", "bound", "queue_version"]
     code = strike(tmp_path / "kills", points, kills_per_run=3, updates_per_kill=50)
