@@ -249,7 +249,7 @@ def test_random_state_dicts_arrive_bit_by_bit_after_random_changes(
             change(named, data)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(named=state_dicts(), bucket=BUCKET, bit=st.integers(0, 7), data=st.data())
 @pytest.mark.parametrize("kind", LINKS)
 def test_one_flipped_bit_anywhere_is_caught(
