@@ -47,7 +47,7 @@ class StockServer:
         }
         options = [
             *("--model", self._model, "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"),
-            *("--max-model-len", "128", "--max-num-seqs", "32", "--enforce-eager", "--block-size", str(BLOCK)),
+            *("--max-model-len", "512", "--max-num-seqs", "32", "--enforce-eager", "--block-size", str(BLOCK)),
             *("--logprobs-mode", "processed_logprobs", "--weight-transfer-config", '{"backend": "paceline"}'),
         ]
         with (self._directory / "server.log").open("ab") as log:
