@@ -5,7 +5,8 @@ Pure: from what was sent, what the engine serves from and the declared rules com
 
     engine tensor   has one source, or is tied to one that has, or is declared engine-static
     sent tensor     has a receiver under one of its names, or is declared trainer-only
-    a pair          has the same dtype and shape; an equal number of elements is no excuse, and nothing is cast here
+    a pair          has the same dtype, shape and strides (what is sent is row-major); an equal number of elements is no
+                    excuse, and nothing is cast here
 
 A tie is a fact, never a wish: names that are one tensor in the engine must have been sent as one.
 """
@@ -71,12 +72,18 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def plan_coverage(
-    manifest: WeightManifest, expected: Expected, ties: Sequence[tuple[str, str]], rules: CoverageRules
+    manifest: WeightManifest,
+    expected: Expected,
+    ties: Sequence[tuple[str, str]],
+    rules: CoverageRules,
+    strided: Mapping[str, tuple[int, ...]] | None = None,
 ) -> CoveragePlan:
-    """Match a version with an engine. `ties` are pairs of the engine's names that are one tensor.
+    """Match a version with an engine. `ties` are pairs of the engine's names that are one tensor; `strided` are the
+    engine's tensors whose memory is not row-major, with their strides in elements.
 
     Raises:
-        CoverageError: with every name that is missing, undeclared, doubled, mis-shaped, mistyped or wrongly tied.
+        CoverageError: with every name that is missing, undeclared, doubled, mis-shaped, mistyped, laid out otherwise
+            or wrongly tied.
     """
     stored = {meta.name: meta for meta in manifest.tensors}
     origin = {**{name: name for name in stored}, **manifest.aliases}
@@ -94,6 +101,7 @@ def plan_coverage(
         *_without_receiver(origin, sources, rules),
         *_doubled(offered, origin),
         *_unlike(expected, sources, origin, stored),
+        *_strided(strided or {}, sources),
         *_untied(ties, sources, origin),
     ]
     if reasons:
@@ -148,6 +156,14 @@ def _unlike(
             given = f"{meta.dtype} {list(meta.shape)}"
             reasons.append(f"{sent!r} is {given}, the engine's {name!r} is {dtype} {list(shape)}")
     return reasons
+
+
+def _strided(strided: Mapping[str, tuple[int, ...]], sources: Mapping[str, str]) -> list[str]:
+    return [
+        f"{sources[name]!r} is row-major, the engine's {name!r} has strides {list(strides)}"
+        for name, strides in strided.items()
+        if name in sources
+    ]
 
 
 def _untied(ties: Sequence[tuple[str, str]], sources: Mapping[str, str], origin: Mapping[str, str]) -> list[str]:

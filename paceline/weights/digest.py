@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.weights.dtypes import dtype_name
-from paceline.weights.tree_digest import LEAF_BYTES, leaf_digests, root_digest, tensor_digest
+from paceline.weights.leaf_pass import digest_leaves
+from paceline.weights.tree_digest import LEAF_BYTES, root_digest, tensor_digest
 from paceline.weights.work_sharing import share_out
 
 _RUN_BYTES = 16 * LEAF_BYTES
@@ -34,7 +35,7 @@ def digest_each(tensors: Mapping[str, torch.Tensor], threads: int = 1) -> dict[s
             yield from ((name, raw[start : start + _RUN_BYTES]) for start in range(0, len(raw), _RUN_BYTES))
 
     leaves: dict[str, list[bytes]] = {name: [] for name in tensors}
-    for name, digests in share_out(threads, lambda run: (run[0], leaf_digests(run[1].data)), runs()):
+    for name, digests in share_out(threads, lambda run: (run[0], digest_leaves(run[1])), runs()):
         leaves[name] += digests
     return {name: tensor_digest(parts) for name, parts in leaves.items()}
 
@@ -42,8 +43,19 @@ def digest_each(tensors: Mapping[str, torch.Tensor], threads: int = 1) -> dict[s
 def dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """The row-major bytes of a CPU tensor, one-dimensional; a view where the tensor is dense."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    array: NDArray[np.uint8] = flat(plain.contiguous()).view(torch.uint8).numpy()
+    array: NDArray[np.uint8] = flat(row_major(plain)).view(torch.uint8).numpy()
     return array
+
+
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where it is row-major, else a copy that is.
+
+    For integers of less than a byte torch copies no elements; each of them has a byte of its own, which is copied.
+    """
+    try:
+        return tensor.contiguous()
+    except NotImplementedError:
+        return tensor.view(torch.uint8).contiguous().view(tensor.dtype)
 
 
 def flat(dense: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The copy that takes the digest: each 1 MiB leaf is hashed while it is warm, then stored and looked at on the way.
+"""The copy that takes the digest: each line is hashed, looked at and stored in one pass (`leaf_pass`).
 
-The digest is taken of what was to be written: a copy that went wrong, or a source that changed under it, is found by
-who reads it. Nothing is raised for NaN and infinity here; they are counted.
+The digest is taken of what was to be written: a copy that went wrong is found by who reads it. Nothing is raised for
+NaN and infinity here; they are counted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from paceline.weights.digest import flat
 from paceline.weights.finite import ExponentTest, count_nonfinite, exponent_test
-from paceline.weights.stream_copy import stream_copy
-from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest, tensor_digest
+from paceline.weights.leaf_pass import copy_leaves
+from paceline.weights.tree_digest import LEAF_BYTES, tensor_digest
 from paceline.weights.work_sharing import share_out
 
 Nonfinite = Literal["error", "skip", "off"]
 
-_LEAVES_PER_SPAN = 8
+_LEAVES_PER_SPAN = 4
 # No element reaches it: what is copied without a look.
 _NO_TEST = ExponentTest(np.uint64(0), 1)
 
@@ -81,22 +81,23 @@ class _Span:
         test = _NO_TEST if nonfinite == "off" else exponent_test(self.target.dtype)
         digests: list[bytes] = []
         count = 0
-        for leaf, place in zip(self._leaves(), range(0, len(written), LEAF_BYTES), strict=True):
-            digests.append(leaf_digest(leaf.data))
-            target = written[place : place + LEAF_BYTES]
-            largest = stream_copy(target, leaf, _NO_TEST.mask if test is None else test.mask)
+        place = 0
+        for part in self._parts():
+            target = written[place : place + len(part)]
+            part_digests, largest = copy_leaves(target, part, _NO_TEST.mask if test is None else test.mask)
             if test is None or largest >= test.bound:
-                count += count_nonfinite(torch.from_numpy(leaf).view(self.target.dtype))
+                count += count_nonfinite(torch.from_numpy(part).view(self.target.dtype))
+            digests += part_digests
+            place += len(part)
         return self.name, digests, count
 
-    def _leaves(self) -> Iterator[NDArray[np.uint8]]:
-        """The bytes to write, leaf by leaf, each in the cache or about to be read into it."""
+    def _parts(self) -> Iterator[NDArray[np.uint8]]:
+        """The bytes to write, in runs of whole leaves: as they lie there, or one leaf at a time where they are cast."""
         source = self.source
         if source.dim() != 1 or not source.is_contiguous():
             source = self.target.copy_(source).view(-1)  # stored on itself then, which spares a second buffer
         if source.dtype == self.target.dtype and source.device.type == "cpu":
-            raw = _bytes_of(source)
-            yield from (raw[start : start + LEAF_BYTES] for start in range(0, len(raw), LEAF_BYTES))
+            yield _bytes_of(source)
             return
         step = LEAF_BYTES // self.target.element_size()
         scratch = torch.empty(min(step, source.numel()), dtype=self.target.dtype)

@@ -20,15 +20,6 @@ from paceline.weights.coverage import matches
 _NAMED_AT_MOST = 8
 # Two 4-bit values per byte; the format has neither NaN nor infinity, and torch converts it to nothing.
 _ALWAYS_FINITE = ("torch.float4_e2m1fn_x2",)
-# The bits of infinity, or of the one NaN where there is no infinity.
-_LEAST_NONFINITE: dict[torch.dtype, tuple[type[np.unsignedinteger[Any]], int]] = {
-    torch.float64: (np.uint64, 0x7FF0_0000_0000_0000),
-    torch.float32: (np.uint32, 0x7F80_0000),
-    torch.bfloat16: (np.uint16, 0x7F80),
-    torch.float16: (np.uint16, 0x7C00),
-    torch.float8_e5m2: (np.uint8, 0x7C),
-    torch.float8_e4m3fn: (np.uint8, 0x7F),
-}
 
 
 class ExponentTest(NamedTuple):
@@ -38,16 +29,26 @@ class ExponentTest(NamedTuple):
     bound: int
 
 
+# Without its sign an IEEE number is the larger the larger its bits, and infinity and NaN are the largest: the bound is
+# infinity, or the one NaN where there is no infinity.
+_TESTS = {
+    torch.float64: ExponentTest(np.uint64(0x7FFF_FFFF_FFFF_FFFF), 0x7FF0_0000_0000_0000),
+    torch.float32: ExponentTest(np.uint32(0x7FFF_FFFF), 0x7F80_0000),
+    torch.bfloat16: ExponentTest(np.uint16(0x7FFF), 0x7F80),
+    torch.float16: ExponentTest(np.uint16(0x7FFF), 0x7C00),
+    torch.float8_e5m2: ExponentTest(np.uint8(0x7F), 0x7C),
+    torch.float8_e4m3fn: ExponentTest(np.uint8(0x7F), 0x7F),
+}
+
+
 def exponent_test(dtype: torch.dtype) -> ExponentTest | None:
     """The test on raw bits that finds what `count_nonfinite` counts; None: the type's bits allow no such test.
 
-    Without its sign an IEEE number is the larger the larger its bits, and infinity and NaN are the largest. In
-    float8_e4m3fn there is no infinity, and the one NaN is the largest. A type without NaN gets what nothing reaches.
+    A type without NaN gets what nothing reaches.
     """
     real = dtype.to_real()
-    if real in _LEAST_NONFINITE:
-        unsigned, least = _LEAST_NONFINITE[real]
-        return ExponentTest(unsigned(np.iinfo(unsigned).max >> 1), least)
+    if real in _TESTS:
+        return _TESTS[real]
     if not real.is_floating_point or str(real) in _ALWAYS_FINITE:
         return ExponentTest(np.uint64(0), 1)
     return None

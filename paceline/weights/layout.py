@@ -18,6 +18,7 @@ from paceline.weights.dtypes import dtype_of
 
 ALIGNMENT = 64
 DIGEST_LENGTH = 32
+_INT64_MAX = (1 << 63) - 1
 
 
 def plan_layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[tuple[TensorMeta, ...], int]:
@@ -49,7 +50,7 @@ def check_manifest(manifest: WeightManifest, capacity: int) -> None:
     """
     if len(manifest.tensors) > MAX_TENSORS or len(manifest.aliases) > MAX_TENSORS:
         raise SyncError(f"a manifest of {len(manifest.tensors)} tensors, at most {MAX_TENSORS} are accepted")
-    if manifest.version < 0 or not 0 <= manifest.total_bytes <= capacity:
+    if not 0 <= manifest.version <= _INT64_MAX or not 0 <= manifest.total_bytes <= capacity:
         raise SyncError(
             f"manifest of version {manifest.version} claims {manifest.total_bytes} bytes of an arena of {capacity}"
         )
@@ -81,14 +82,13 @@ def _check_names(manifest: WeightManifest) -> None:
     seen: set[str] = set()
     doubled = {name for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
     if doubled:
-        raise CoverageError(f"manifest names tensors twice: {', '.join(sorted(doubled))}")
+        raise CoverageError(f"manifest names tensors twice: {', '.join(map(repr, sorted(doubled)))}")
     stored = {meta.name for meta in manifest.tensors}
-    lost = sorted(f"{alias} -> {target}" for alias, target in manifest.aliases.items() if target not in stored)
+    lost = sorted(f"{alias!r} -> {target!r}" for alias, target in manifest.aliases.items() if target not in stored)
     if lost:
         raise CoverageError(f"manifest has aliases of tensors that it does not have: {', '.join(lost)}")
-    too_long = [name for name in manifest.aliases if len(name) > MAX_NAME_LENGTH]
-    if too_long:
-        raise SyncError(f"a tensor name of {len(too_long[0])} characters, at most {MAX_NAME_LENGTH} are accepted")
+    for alias in manifest.aliases:
+        _check_name(alias)
 
 
 def _check_places(manifest: WeightManifest) -> None:
@@ -111,7 +111,16 @@ def _check_places(manifest: WeightManifest) -> None:
 
 
 def _check_bounds(meta: TensorMeta) -> None:
-    if not 0 < len(meta.name) <= MAX_NAME_LENGTH:
-        raise SyncError(f"a tensor name of {len(meta.name)} characters, 1 to {MAX_NAME_LENGTH} are accepted")
-    if len(meta.shape) > MAX_DIMENSIONS or any(size < 0 for size in meta.shape):
+    _check_name(meta.name)
+    # An empty tensor has strides too, so its other sizes have to fit as well.
+    if (
+        len(meta.shape) > MAX_DIMENSIONS
+        or any(size < 0 for size in meta.shape)
+        or math.prod(max(1, size) for size in meta.shape) > _INT64_MAX
+    ):
         raise SyncError(f"tensor {meta.name!r} has a shape that is not accepted: {meta.shape}")
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        raise SyncError(f"a tensor name of {len(name)} characters, 1 to {MAX_NAME_LENGTH} are accepted")

@@ -12,6 +12,9 @@ from collections.abc import Iterable
 import torch
 
 from paceline.core.errors import CoverageError, SyncError
+from paceline.weights.digest import row_major
+
+_BYTE_TYPES = (torch.bool, torch.int8, torch.uint8)
 
 
 def collect(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -48,7 +51,7 @@ def split_aliases(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[dict[str, 
             aliases[name] = first_name[identity]
         else:
             first_name[identity] = name
-            stored[name] = tensor
+            stored[name] = tensor if _is_copied_by_torch(tensor) else row_major(tensor.detach())
     return stored, aliases
 
 
@@ -63,6 +66,12 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
         tensor.is_conj(),
         tensor.is_neg(),
     )
+
+
+def _is_copied_by_torch(tensor: torch.Tensor) -> bool:
+    """False where elements cannot be copied one by one (integers of less than a byte) and would have to be."""
+    dtype = tensor.dtype
+    return tensor.is_contiguous() or dtype.itemsize > 1 or dtype.is_floating_point or dtype in _BYTE_TYPES
 
 
 def _check_movable(name: str, tensor: torch.Tensor) -> None:

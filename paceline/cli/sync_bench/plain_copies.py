@@ -16,16 +16,15 @@ import torch
 
 from paceline.cli.sync_bench.messages import CaptureParts, CopyRate
 from paceline.cli.sync_bench.model_shapes import PROBE_BYTES
+from paceline.cli.sync_bench.stream_copy import stream_copy
 from paceline.cli.sync_bench.weights import as_bytes
 from paceline.weights.digesting_copy import CopyJob, copy_and_digest
-from paceline.weights.stream_copy import stream_copy
-from paceline.weights.tree_digest import LEAF_BYTES
 from paceline.weights.work_sharing import share_out
 
 _COPIES = 3
 _SPLITS = 5
 _RUN_SECONDS = 60.0
-_NO_LOOK = np.uint64(0)
+_RUN_BYTES = 4 << 20
 
 
 class CopyProbe:
@@ -80,13 +79,12 @@ def split_capture(weights: Mapping[str, torch.Tensor], threads: int) -> CaptureP
 def _copy(jobs: list[CopyJob], threads: int) -> None:
     """The same copy without digest and guard."""
 
-    def whole(job: CopyJob) -> None:
-        source, target = as_bytes(job.source).numpy(), as_bytes(job.target).numpy()
-        for start in range(0, len(source), LEAF_BYTES):
-            part = slice(start, start + LEAF_BYTES)
-            stream_copy(target[part], source[part], _NO_LOOK)
-
-    share_out(threads, whole, jobs)
+    runs = [
+        (target[start : start + _RUN_BYTES], source[start : start + _RUN_BYTES])
+        for target, source in ((as_bytes(job.target).numpy(), as_bytes(job.source).numpy()) for job in jobs)
+        for start in range(0, len(source), _RUN_BYTES)
+    ]
+    share_out(threads, lambda run: stream_copy(*run), runs)
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -182,7 +182,7 @@ def _read_header(view: memoryview) -> tuple[DeltaHeader, int]:
         raise DigestMismatch("the header of a delta is not what was written")
     try:
         header = msgspec.msgpack.decode(plain, type=DeltaHeader)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise SyncError(f"the header of a delta cannot be read: {error}") from error
     _check_header(header)
     return header, end

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from paceline.core.errors import ConfigError, CoverageError
 from paceline.core.manifest import WeightManifest
-from paceline.weights.coverage import CoverageRules, plan_coverage
+from paceline.weights.coverage import CoverageRules, matches, plan_coverage
 from paceline.weights.layout import plan_layout
 
 Shape = tuple[str, tuple[int, ...]]
@@ -85,6 +85,16 @@ def test_c06_an_equal_number_of_elements_is_no_excuse() -> None:
 def test_another_type_is_refused() -> None:
     message = refusal(sent({**SENT, "layers.0.bias": ("bfloat16", (4,))}))
     assert "'layers.0.bias' is bfloat16 [4], the engine's 'layers.0.bias' is float32 [4]" in message
+
+
+def test_another_layout_is_refused_by_name_with_its_strides() -> None:
+    strided = {"layers.0.v.weight": (1, 4), "rotary.table": (1, 2)}
+    with pytest.raises(CoverageError) as caught:
+        plan_coverage(sent({**SENT, "layers.0.bias": ("bfloat16", (4,))}), EXPECTED, (), GOOD, strided)
+    message = caught.value.message
+    assert "'layers.0.v.weight' is row-major, the engine's 'layers.0.v.weight' has strides [1, 4]" in message
+    assert "'layers.0.bias' is bfloat16" in message
+    assert "rotary" not in message  # not written
 
 
 def test_c06_an_undeclared_extra_is_named() -> None:
@@ -182,3 +192,59 @@ def test_a_plan_exists_exactly_when_the_names_are_equal(have: set[str], want: se
         message = refusal(replace(manifest), expected=expected)
         assert all(f"{name!r} is missing" in message for name in want - have)
         assert all(f"{name!r} has no receiver" in message for name in have - want)
+
+
+# ---- any mixture ----------------------------------------------------------------------------------------------------
+
+SHAPES: list[Shape] = [W, ("float32", (3, 4)), ("bfloat16", (4, 3))]
+PATTERNS = st.sampled_from([(), (), (), ("a",), ("d.*",), ("b", "*")])
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[WeightManifest, dict[str, Shape], tuple[tuple[str, str], ...], CoverageRules]:
+    """Anything sent to anything; mostly nearly right."""
+    shape = draw(st.sampled_from(SHAPES))
+    other = st.sampled_from([shape] * 15 + SHAPES)
+    stored = {name: draw(other) for name in sorted(draw(st.sets(NAMES, min_size=1)))}
+    prefix = draw(st.sampled_from(["", "module."]))
+    aliases = {name: draw(st.sampled_from(sorted(stored))) for name in draw(st.sets(NAMES)) if name not in stored}
+    wrong = draw(st.sets(NAMES, max_size=1)) if draw(st.booleans()) else set()
+    expected = {name: draw(other) for name in sorted({*stored, *aliases} ^ wrong)} or {"a": W}
+    pairs = st.tuples(st.sampled_from(sorted(expected)), st.sampled_from(sorted(expected)))
+    ties = tuple(pair for pair in draw(st.lists(pairs, max_size=2)) if pair[0] != pair[1])
+    rules = CoverageRules(
+        (("module.", ""),) if prefix or draw(st.booleans()) else (),
+        trainer_only=draw(PATTERNS),
+        engine_static=draw(PATTERNS),
+    )
+    manifest = sent(
+        {prefix + name: shape for name, shape in stored.items()},
+        {prefix + name: prefix + target for name, target in aliases.items()},
+    )
+    return manifest, expected, ties, rules
+
+
+@settings(max_examples=500)
+@given(mixtures())
+def test_a_plan_writes_each_tensor_of_the_engine_once_and_forgets_none_that_was_sent(
+    mixture: tuple[WeightManifest, dict[str, Shape], tuple[tuple[str, str], ...], CoverageRules],
+) -> None:
+    manifest, expected, ties, rules = mixture
+    try:
+        sources = plan_coverage(manifest, expected, ties, rules).sources
+    except CoverageError:
+        return
+    stored = {meta.name: (meta.dtype, meta.shape) for meta in manifest.tensors}
+    origin = {**{name: name for name in stored}, **manifest.aliases}
+    assert all(stored[origin[sent_name]] == expected[name] for name, sent_name in sources.items())
+    static = {name for name in expected if matches(name, rules.engine_static)}
+    assert sources.keys() == expected.keys() - static
+    tied = {frozenset(tie) for tie in ties}
+    for name, sent_name in sources.items():
+        by_tie = any(frozenset((name, other)) in tied for other in sources)
+        assert rules.engine_name(sent_name) == name or by_tie
+    assert all(origin[sources[one]] == origin[sources[two]] for one, two in ties if {one, two} <= sources.keys())
+    received = {origin[sent_name] for sent_name in sources.values()}
+    for sent_name, stored_name in origin.items():
+        declared = matches(sent_name, rules.trainer_only) or matches(rules.engine_name(sent_name), rules.trainer_only)
+        assert declared or stored_name in received

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.core.errors import CoverageError, SyncError
+from paceline.weights.digest import dense_bytes
 from paceline.weights.named_tensors import collect, split_aliases
 
 
@@ -81,3 +82,14 @@ def test_what_has_no_plain_bytes_is_refused_by_name() -> None:
         split_aliases([("lost", torch.zeros(2, device="meta"))])
     with pytest.raises(SyncError, match="'thin'"):
         split_aliases([("thin", torch.eye(2).to_sparse())])
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "uint1", "float4_e2m1fn_x2", "bits8", "bool"])
+def test_strided_tensors_of_types_that_torch_cannot_copy_are_stored_all_the_same(name: str) -> None:
+    raw = torch.arange(6, dtype=torch.uint8).remainder(2).view(2, 3)
+    tensor = raw.view(getattr(torch, name))
+    stored, aliases = split_aliases([("a", tensor.t()), ("b", tensor), ("c", tensor.t())])
+    assert aliases == {"c": "a"}
+    assert dense_bytes(stored["a"]).tolist() == [0, 1, 1, 0, 0, 1]
+    assert dense_bytes(tensor.t()).tolist() == [0, 1, 1, 0, 0, 1]
+    assert stored["b"] is tensor

@@ -156,6 +156,18 @@ def test_a_header_that_unpacks_to_too_much_is_refused() -> None:
         read_delta(struct.pack("<8sIIQ", b"PACEDLT1", len(bomb), 2**31, 0) + bomb)
 
 
+def test_a_header_that_is_nested_too_deeply_is_refused() -> None:
+    header, body = parts("fast")
+    nested = b"\x91" * 100_000 + b"\xc0"
+    known = msgspec.msgpack.encode(header)
+    assert 0x90 <= known[0] < 0x9F  # an array of at most 15; one more element, which no header has
+    for plain in (nested, bytes([known[0] + 1]) + known[1:] + nested):
+        packed = zstandard.ZstdCompressor().compress(plain)
+        prefix = struct.pack("<8sIIQ", b"PACEDLT1", len(packed), len(plain), xxhash.xxh3_64_intdigest(plain))
+        with pytest.raises(SyncError, match="cannot be read"):
+            read_delta(prefix + packed + body)
+
+
 def test_a_dense_payload_that_unpacks_to_another_size_is_refused() -> None:
     old, new = torch.zeros(1000, dtype=torch.int64), torch.zeros(1000, dtype=torch.int64)
     bits = np.random.default_rng(0).integers(0, 2**62, 1000)
