@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.weights.dtypes import dtype_name
-from paceline.weights.leaf_pass import digest_leaves
-from paceline.weights.tree_digest import LEAF_BYTES, root_digest, tensor_digest
-from paceline.weights.work_sharing import share_out
-
-_RUN_BYTES = 16 * LEAF_BYTES
+from paceline.weights.leaf_runs import digest_leaves
+from paceline.weights.tree_digest import root_digest, tensor_digest
 
 
 def digest_tensors(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str], threads: int = 1) -> str:
@@ -28,16 +25,11 @@ def digest_tensors(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, st
 
 def digest_each(tensors: Mapping[str, torch.Tensor], threads: int = 1) -> dict[str, bytes]:
     """Digest of each tensor's dense bytes; large tensors are shared out among the threads."""
-
-    def runs() -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        for name, tensor in tensors.items():
-            raw = dense_bytes(tensor)
-            yield from ((name, raw[start : start + _RUN_BYTES]) for start in range(0, len(raw), _RUN_BYTES))
-
-    leaves: dict[str, list[bytes]] = {name: [] for name in tensors}
-    for name, digests in share_out(threads, lambda run: (run[0], digest_leaves(run[1])), runs()):
-        leaves[name] += digests
-    return {name: tensor_digest(parts) for name, parts in leaves.items()}
+    dense = [name for name, tensor in tensors.items() if tensor.is_contiguous()]
+    found = dict(zip(dense, digest_leaves([dense_bytes(tensors[name]) for name in dense], threads), strict=True))
+    for name in tensors.keys() - found.keys():  # one copy at a time
+        (found[name],) = digest_leaves([dense_bytes(tensors[name])], threads)
+    return {name: tensor_digest([found[name]]) for name in tensors}
 
 
 def dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

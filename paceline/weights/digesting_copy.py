@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.weights.digest import flat
 from paceline.weights.finite import ExponentTest, count_nonfinite, exponent_test
-from paceline.weights.leaf_pass import copy_leaves
+from paceline.weights.leaf_runs import copy_leaves
 from paceline.weights.tree_digest import LEAF_BYTES, tensor_digest
 from paceline.weights.work_sharing import share_out
 
@@ -47,49 +47,77 @@ class CopyResult:
 def copy_and_digest(jobs: Iterable[CopyJob], nonfinite: Nonfinite, threads: int = 1) -> CopyResult:
     """Copy every job's tensor, casting where the target's type differs, and digest what was written.
 
-    Dense sources go leaf by leaf; others are copied whole first. Unless `nonfinite` is "off" the written values are
-    also counted (see `finite`).
+    What lies in this memory as it is sent goes in a few calls (`leaf_runs`). What is cast or on a device goes leaf by
+    leaf, other strides are copied whole first. Unless `nonfinite` is "off" the written values are also counted (see
+    `finite`).
     """
-    leaves: dict[str, list[bytes]] = {}
+    plain: dict[ExponentTest, list[_Span]] = {}
+    others: list[_Span] = []
+    leaves: dict[str, bytes] = {}
     counts: dict[str, int] = {}
-
-    def spans() -> Iterator[_Span]:
-        for job in jobs:
-            leaves[job.name], counts[job.name] = [], 0  # of an empty tensor there is no span
-            yield from _spans(job)
-
-    for name, digests, count in share_out(threads, lambda span: span.run(nonfinite), spans()):
-        leaves[name] += digests
+    for job in jobs:
+        leaves[job.name], counts[job.name] = b"", 0  # of an empty tensor there is no span
+        span = _Span(job.name, job.source.detach().resolve_conj().resolve_neg(), job.target)
+        test = _NO_TEST if nonfinite == "off" else exponent_test(job.target.dtype)
+        if span.is_plain and test is not None:
+            plain.setdefault(test, []).append(span)
+        else:
+            others += span.cut()
+    for test, spans in plain.items():
+        pairs = [(_bytes_of(flat(span.source)), _bytes_of(span.target.view(-1))) for span in spans]
+        for span, (source, _), found in zip(spans, pairs, copy_leaves(pairs, test.mask, threads), strict=True):
+            leaves[span.name], largest = found
+            counts[span.name] = span.count(source) if largest >= test.bound else 0
+    for name, found_leaves, count in share_out(threads, lambda span: span.run(nonfinite), others):
+        leaves[name] += found_leaves
         counts[name] += count
     return CopyResult(
-        digests={name: tensor_digest(parts) for name, parts in leaves.items()},
+        digests={name: tensor_digest([parts]) for name, parts in leaves.items()},
         nonfinite={name: count for name, count in counts.items() if count},
     )
 
 
 @dataclass(frozen=True)
 class _Span:
-    """A run of whole leaves of one job: flat elements of a dense source, or the whole of another."""
+    """The whole of a job, or a run of whole leaves of one with a dense source (flat elements)."""
 
     name: str
     source: torch.Tensor
     target: torch.Tensor
 
-    def run(self, nonfinite: Nonfinite) -> tuple[str, list[bytes], int]:
+    @property
+    def is_plain(self) -> bool:
+        """Whether the bytes are written as they lie in this memory."""
+        source = self.source
+        return source.dtype == self.target.dtype and source.device.type == "cpu" and source.is_contiguous()
+
+    def cut(self) -> Iterator[_Span]:
+        """Into runs of whole leaves, where the source is dense."""
+        if not self.source.is_contiguous():
+            yield self
+            return
+        dense, target = flat(self.source), self.target.view(-1)
+        step = _LEAVES_PER_SPAN * LEAF_BYTES // target.element_size()
+        for start in range(0, target.numel(), step):
+            yield _Span(self.name, dense[start : start + step], target[start : start + step])
+
+    def run(self, nonfinite: Nonfinite) -> tuple[str, bytes, int]:
         """The job's name, digests of the leaves, and non-finite elements in all of them."""
         written = _bytes_of(self.target.view(-1))
         test = _NO_TEST if nonfinite == "off" else exponent_test(self.target.dtype)
-        digests: list[bytes] = []
-        count = 0
-        place = 0
+        leaves, count, place = b"", 0, 0
         for part in self._parts():
             target = written[place : place + len(part)]
-            part_digests, largest = copy_leaves(target, part, _NO_TEST.mask if test is None else test.mask)
+            ((digests, largest),) = copy_leaves([(part, target)], _NO_TEST.mask if test is None else test.mask)
             if test is None or largest >= test.bound:
-                count += count_nonfinite(torch.from_numpy(part).view(self.target.dtype))
-            digests += part_digests
+                count += self.count(part)
+            leaves += digests
             place += len(part)
-        return self.name, digests, count
+        return self.name, leaves, count
+
+    def count(self, part: NDArray[np.uint8]) -> int:
+        """Non-finite elements in bytes as they are written."""
+        return count_nonfinite(torch.from_numpy(part).view(self.target.dtype))
 
     def _parts(self) -> Iterator[NDArray[np.uint8]]:
         """The bytes to write, in runs of whole leaves: as they lie there, or one leaf at a time where they are cast."""
@@ -109,14 +137,3 @@ class _Span:
 def _bytes_of(dense: torch.Tensor) -> NDArray[np.uint8]:
     array: NDArray[np.uint8] = dense.view(torch.uint8).numpy()
     return array
-
-
-def _spans(job: CopyJob) -> Iterator[_Span]:
-    source = job.source.detach().resolve_conj().resolve_neg()
-    if not source.is_contiguous():
-        yield _Span(job.name, source, job.target)
-        return
-    dense, target = flat(source), job.target.view(-1)
-    step = _LEAVES_PER_SPAN * LEAF_BYTES // target.element_size()
-    for start in range(0, target.numel(), step):
-        yield _Span(job.name, dense[start : start + step], target[start : start + step])

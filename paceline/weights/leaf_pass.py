@@ -3,14 +3,14 @@
 The digest is XXH3-128 of the xxHash specification (Y. Collet), with its default secret and seed 0: what the xxhash
 package gives for a leaf. Made here because a capture is bound by memory: each line is loaded once, hashed, looked at,
 and stored past the caches (a store of a whole line with that hint spares the read of what it overwrites, a third of a
-copy's traffic). One call takes many leaves and holds no interpreter lock, so threads do not wait for each other.
-LLVM turns the vectors and the hint into what the processor has.
+copy's traffic). Runs of leaves come by address, many in one call that holds no interpreter lock, so threads do not wait
+for each other. LLVM turns the vectors and the hint into what the processor has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from paceline.weights.delta.compiled import kernel, operation
-from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest
+from paceline.weights.tree_digest import LEAF_BYTES
 
 LINE_BYTES = 64
 LEAST_BYTES = 256  # of a leaf; XXH3 treats inputs of up to 240 bytes in other ways
@@ -41,76 +41,67 @@ _WORD = ir.IntType(64)
 _STRIPE = ir.VectorType(_WORD, 8)
 
 
-def digest_leaves(source: NDArray[np.uint8], leaf_bytes: int = LEAF_BYTES) -> list[bytes]:
-    """Digests of the leaves of a dense run of bytes that starts at a leaf; the last one may be shorter."""
-    whole = _before_the_tail(source, leaf_bytes, 1)
-    digests = np.empty((-(-whole // leaf_bytes), 2), np.uint64)
-    _digest_each(source[:whole], leaf_bytes, digests)
-    return _as_bytes(digests) + ([leaf_digest(source[whole:].data)] if whole < len(source) else [])
-
-
-def copy_leaves(
-    target: NDArray[np.uint8],
-    source: NDArray[np.uint8],
-    mask: np.unsignedinteger[Any],
-    leaf_bytes: int = LEAF_BYTES,
-) -> tuple[list[bytes], int]:
-    """Copy such a run to one of the same length; its digests, and the largest `element & mask` of the source.
-
-    Elements are unsigned, of the mask's type, in the machine's order; the length is a multiple of theirs, unless the
-    mask is 0. A target that does not begin at a line of `LINE_BYTES`, and a last leaf that is no multiple of it, go the
-    plain way.
+class LeafRuns(NamedTuple):
+    """Runs of whole leaves: where each begins, its bytes (at least `LEAST_BYTES` in its last leaf), and the number of
+    its first leaf among all. Who calls keeps the memory alive. Arrays of int64, [runs].
     """
-    whole = 0 if target.ctypes.data % LINE_BYTES else _before_the_tail(source, leaf_bytes, LINE_BYTES)
-    words = np.empty((-(-whole // leaf_bytes), 2), np.uint64)
-    largest = int(_copy_each(target[:whole], source[:whole], leaf_bytes, mask, words))
-    digests = _as_bytes(words)
-    for start in range(whole, len(source), leaf_bytes):
-        leaf = source[start : start + leaf_bytes]
-        digests.append(leaf_digest(leaf.data))
-        np.copyto(target[start : start + leaf_bytes], leaf)
-        if mask:
-            largest = max(largest, int((leaf.view(mask.dtype) & mask).max()))
-    return digests, largest
+
+    sources: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+    def part(self, begin: int, end: int) -> LeafRuns:
+        """The runs from `begin` to before `end`."""
+        return LeafRuns(self.sources[begin:end], self.lengths[begin:end], self.firsts[begin:end])
 
 
-def _before_the_tail(source: NDArray[np.uint8], leaf_bytes: int, unit: int) -> int:
-    """Bytes before a last leaf that is too short for the compiled pass, or no multiple of `unit`."""
-    tail = len(source) % leaf_bytes
-    return len(source) - tail if tail < LEAST_BYTES or tail % unit else len(source)
+def digest_runs(runs: LeafRuns, digests: NDArray[np.uint64], leaf_bytes: int = LEAF_BYTES) -> None:
+    """Write each leaf's digest, [leaves, 2]: the high word, then the low one."""
+    _digest_each(runs.sources, runs.lengths, runs.firsts, leaf_bytes, digests)
 
 
-def _as_bytes(words: NDArray[np.uint64]) -> list[bytes]:
-    raw = words.astype(">u8").tobytes()
-    return [raw[start : start + 16] for start in range(0, len(raw), 16)]
+def copy_runs(
+    runs: LeafRuns,
+    targets: NDArray[np.int64],
+    mask: np.unsignedinteger[Any],
+    digests: NDArray[np.uint64],
+    largest: NDArray[np.uint64],
+    leaf_bytes: int = LEAF_BYTES,
+) -> None:
+    """Copy each run to its target too, and write the largest `element & mask` of each run's source, [runs].
+
+    Targets and lengths are multiples of `LINE_BYTES`, as `leaf_bytes` is. Elements are unsigned, of the mask's type, in
+    the machine's order.
+    """
+    _copy_each(runs.sources, targets, runs.lengths, runs.firsts, leaf_bytes, mask, digests, largest)
+
+
+def as_bytes(digests: NDArray[np.uint64]) -> bytes:
+    """The digests one after another, 16 bytes each."""
+    return digests.astype(">u8").tobytes()
 
 
 @operation
-def _digest_leaf(_typing: Any, source: Any, start: Any, length: Any, digests: Any, place: Any) -> Any:
-    """Write the digest of `length` bytes from `start` as two words, the high one first."""
+def _digest_leaf(_typing: Any, source: Any, length: Any, digests: Any, place: Any) -> Any:
+    """Write the digest of `length` bytes at the address `source`."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = _pointer(context, builder, signature, arguments, 0)
-        out = _pointer(context, builder, signature, arguments, 3)
-        _hash(builder, builder.gep(data, [arguments[1]]), arguments[2], _unseen, out, arguments[4])
+        out = _data_of(context, builder, signature, arguments, 2)
+        _hash(builder, _pointer(builder, arguments[0]), arguments[1], _unseen, out, arguments[3])
         return context.get_dummy_value()
 
-    return types.void(source, types.int64, types.int64, digests, types.int64), code
+    return types.void(types.int64, types.int64, digests, types.int64), code
 
 
 @operation
-def _copy_leaf(
-    _typing: Any, target: Any, source: Any, start: Any, length: Any, mask: Any, digests: Any, place: Any
-) -> Any:
-    """The same; stores each line to `target`, and gives the largest masked element."""
+def _copy_leaf(_typing: Any, source: Any, target: Any, length: Any, mask: Any, digests: Any, place: Any) -> Any:
+    """The same; stores each line from the address `target` on, and gives the largest masked element."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, data = (
-            builder.gep(_pointer(context, builder, signature, arguments, number), [arguments[2]]) for number in (0, 1)
-        )
-        element = ir.IntType(signature.args[4].bitwidth)
+        to = _pointer(builder, arguments[1])
+        element = ir.IntType(signature.args[3].bitwidth)
         line = ir.VectorType(element, 8 * LINE_BYTES // element.width)
-        masks = _splat(builder, line, arguments[4])
+        masks = _splat(builder, line, arguments[3])
         allocate: Any = cgutils.alloca_once_value
         largest = allocate(builder, ir.Constant(line, [0] * line.count))
         past_the_cache = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
@@ -122,11 +113,11 @@ def _copy_leaf(
             seen, before = builder.and_(builder.bitcast(values, line), masks), builder.load(largest)
             builder.store(builder.select(builder.icmp_unsigned(">", seen, before), seen, before), largest)
 
-        out = _pointer(context, builder, signature, arguments, 5)
-        _hash(builder, data, arguments[3], store, out, arguments[6])
+        out = _data_of(context, builder, signature, arguments, 4)
+        _hash(builder, _pointer(builder, arguments[0]), arguments[2], store, out, arguments[5])
         return _largest_lane(builder, line, builder.load(largest))
 
-    return types.uint64(target, source, types.int64, types.int64, mask, digests, types.int64), code
+    return types.uint64(types.int64, types.int64, types.int64, mask, digests, types.int64), code
 
 
 @operation
@@ -141,23 +132,41 @@ def _finish_stores(_typing: Any) -> Any:
 
 
 @kernel
-def _digest_each(source: NDArray[np.uint8], leaf_bytes: int, digests: NDArray[np.uint64]) -> None:
-    for leaf in range(len(digests)):
-        start = leaf * leaf_bytes
-        _digest_leaf(source, start, min(leaf_bytes, len(source) - start), digests, leaf)
+def _digest_each(
+    sources: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    leaf_bytes: int,
+    digests: NDArray[np.uint64],
+) -> None:
+    for run in range(len(sources)):
+        leaf = firsts[run]
+        for start in range(0, lengths[run], leaf_bytes):
+            _digest_leaf(sources[run] + start, min(leaf_bytes, lengths[run] - start), digests, leaf)
+            leaf += 1
 
 
 @kernel
 def _copy_each(
-    target: NDArray[np.uint8], source: NDArray[np.uint8], leaf_bytes: int, mask: Any, digests: NDArray[np.uint64]
-) -> Any:
-    largest = np.uint64(0)
-    for leaf in range(len(digests)):
-        start = leaf * leaf_bytes
-        length = min(leaf_bytes, len(source) - start)
-        largest = max(largest, _copy_leaf(target, source, start, length, mask, digests, leaf))
+    sources: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    leaf_bytes: int,
+    mask: Any,
+    digests: NDArray[np.uint64],
+    largest: NDArray[np.uint64],
+) -> None:
+    for run in range(len(sources)):
+        leaf = firsts[run]
+        most = np.uint64(0)
+        for start in range(0, lengths[run], leaf_bytes):
+            length = min(leaf_bytes, lengths[run] - start)
+            found = _copy_leaf(sources[run] + start, targets[run] + start, length, mask, digests, leaf)
+            most = max(most, found)
+            leaf += 1
+        largest[run] = most
     _finish_stores()
-    return largest
 
 
 # -- XXH3 as instructions ----------------------------------------------------------------------------------------------
@@ -260,7 +269,11 @@ def _bytes_type() -> Any:
     return ir.ArrayType(ir.IntType(8), len(_SECRET))
 
 
-def _pointer(context: Any, builder: Any, signature: Any, arguments: Any, number: int) -> Any:
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
+def _data_of(context: Any, builder: Any, signature: Any, arguments: Any, number: int) -> Any:
     """Where the data of an array argument begins."""
     array = context.make_array(signature.args[number])(context, builder, arguments[number])
     return builder.bitcast(array.data, ir.IntType(8).as_pointer())

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.weights.leaf_pass import LINE_BYTES, copy_leaves, digest_leaves
-from paceline.weights.tree_digest import LEAF_BYTES, leaf_digests
+from paceline.weights.leaf_pass import LINE_BYTES, LeafRuns, as_bytes, digest_runs
+from paceline.weights.leaf_runs import address_of, copy_leaves, digest_leaves
+from paceline.weights.tree_digest import LEAF_BYTES
 
-LEAF = 4096  # a small one, so that runs have several
 MASKS = [np.uint8(0x7F), np.uint16(0x7FFF), np.uint32(0x7FFFFFFF), np.uint64(0x7FFFFFFFFFFFFFFF), np.uint64(0)]
-LENGTHS = [0, 8, 64, 240, 248, 256, 264, 320, 1024, 1032, 1088, LEAF, LEAF + 8, LEAF + 64, 3 * LEAF, 3 * LEAF + 1280]
+LENGTHS = [0, 8, 64, 240, 248, 256, 264, 320, 1024, 1032, 1088, 4096, LEAF_BYTES + 64, 2 * LEAF_BYTES + 1288]
 
 
 def random_bytes(nbytes: int) -> NDArray[np.uint8]:
@@ -26,14 +26,13 @@ def random_bytes(nbytes: int) -> NDArray[np.uint8]:
 def target_of(nbytes: int, shift: int = 0) -> NDArray[np.uint8]:
     """Zeros that begin `shift` bytes behind a line, with one more byte that must stay."""
     room = np.zeros(nbytes + 2 * LINE_BYTES, dtype=np.uint8)
-    start = -room.ctypes.data % LINE_BYTES + shift
+    start = -address_of(room) % LINE_BYTES + shift
     return room[start : start + nbytes + 1]
 
 
-def right_digests(data: NDArray[np.uint8], leaf_bytes: int) -> list[bytes]:
-    return [
-        xxhash.xxh3_128_digest(data[start : start + leaf_bytes].tobytes()) for start in range(0, len(data), leaf_bytes)
-    ]
+def right_digests(data: NDArray[np.uint8], leaf_bytes: int = LEAF_BYTES) -> bytes:
+    leaves = (data[start : start + leaf_bytes] for start in range(0, len(data), leaf_bytes))
+    return b"".join(xxhash.xxh3_128_digest(leaf.tobytes()) for leaf in leaves)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: f"{type(mask).__name__}-{mask:x}")
@@ -44,48 +43,62 @@ def test_bytes_arrive_with_their_digests_and_the_largest_masked_element(
 ) -> None:
     source = random_bytes(nbytes)
     target = target_of(nbytes, shift)
-    digests, largest = copy_leaves(target[:nbytes], source, mask, LEAF)
+    ((digests, largest),) = copy_leaves([(source, target[:nbytes])], mask)
     assert np.array_equal(target[:nbytes], source)
     assert target[nbytes] == 0
-    assert digests == right_digests(source, LEAF)
+    assert digests == right_digests(source)
     assert largest == (int((source.view(mask.dtype) & mask).max()) if nbytes else 0)
 
 
-@given(nbytes=st.integers(0, 3 * LEAF), shift=st.integers(0, 70))
+@given(nbytes=st.integers(256, 3 * 4096), shift=st.integers(0, 70))
 @settings(max_examples=300, deadline=None)
-def test_a_run_of_any_length_from_any_place_has_the_digests_of_the_package(nbytes: int, shift: int) -> None:
+def test_a_leaf_of_any_length_from_any_place_has_the_digest_of_the_package(nbytes: int, shift: int) -> None:
     source = random_bytes(nbytes + shift)[shift:]
-    assert digest_leaves(source, LEAF) == right_digests(source, LEAF)
+    one = (np.array([value], np.int64) for value in (address_of(source), nbytes, 0))
+    digests = np.empty((1, 2), np.uint64)
+    digest_runs(LeafRuns(*one), digests)
+    assert as_bytes(digests) == right_digests(source)
 
 
-def test_leaves_of_the_digest_of_weights() -> None:
-    source = random_bytes(2 * LEAF_BYTES + 700)
-    target = target_of(len(source))
-    assert digest_leaves(source) == leaf_digests(source.data)
-    assert copy_leaves(target[:-1], source, MASKS[1])[0] == leaf_digests(source.data)
+@given(
+    lengths=st.lists(st.sampled_from([*LENGTHS, 9 * LEAF_BYTES, 40 * LEAF_BYTES]), max_size=6),
+    threads=st.integers(1, 3),
+)
+@settings(max_examples=20, deadline=None)
+def test_many_parts_with_any_number_of_threads(lengths: list[int], threads: int) -> None:
+    parts = [random_bytes(length) for length in lengths]
+    targets = [target_of(length)[:length] for length in lengths]
+    right = [right_digests(part) for part in parts]
+    assert digest_leaves(parts, threads) == right
+    copied = copy_leaves(list(zip(parts, targets, strict=True)), np.uint16(0x7FFF), threads)
+    assert [digests for digests, _ in copied] == right
+    elements = [part.view(np.uint16) & np.uint16(0x7FFF) for part in parts]
+    assert [largest for _, largest in copied] == [int(found.max(initial=0)) for found in elements]
+    assert all(np.array_equal(part, target) for part, target in zip(parts, targets, strict=True))
 
 
-@pytest.mark.parametrize("place", [0, 511, 512, 1023, 2047, 2048, 3839])
+@pytest.mark.parametrize("place", [0, LEAF_BYTES - 1, LEAF_BYTES, 2 * LEAF_BYTES - 1])
 def test_one_changed_bit_changes_the_digest_of_its_leaf_alone(place: int) -> None:
-    source = random_bytes(LEAF).view(np.uint8)
-    before = digest_leaves(source, 2048)
+    source = random_bytes(2 * LEAF_BYTES)
+    (before,) = digest_leaves([source])
     source[place] ^= 1
-    after = digest_leaves(source, 2048)
-    assert [a == b for a, b in zip(before, after, strict=True)] == [place >= 2048, place < 2048]
+    (after,) = digest_leaves([source])
+    in_first = place < LEAF_BYTES
+    assert (before[:16] == after[:16], before[16:] == after[16:]) == (not in_first, in_first)
 
 
 @pytest.mark.parametrize("place", [0, 31, 32, 63, 64, 500, 512, 1023, 1024])
 def test_the_largest_element_is_seen_in_every_lane(place: int) -> None:
     source = np.zeros(1056, dtype=np.uint16)
     source[place] = 0x8001
-    target = target_of(source.nbytes)[: source.nbytes]
-    assert copy_leaves(target, source.view(np.uint8), np.uint16(0x7FFF))[1] == 1
-    assert copy_leaves(target, source.view(np.uint8), np.uint16(0xFFFF))[1] == 0x8001
+    pair = (source.view(np.uint8), target_of(source.nbytes)[: source.nbytes])
+    assert copy_leaves([pair], np.uint16(0x7FFF))[0][1] == 1
+    assert copy_leaves([pair], np.uint16(0xFFFF))[0][1] == 0x8001
 
 
 def test_a_source_on_itself_stays_as_it_is() -> None:
     room = target_of(1 << 12)[: 1 << 12]
     room[:] = np.arange(1 << 12) % 251
     before = room.copy()
-    copy_leaves(room, room, np.uint64(0))
+    copy_leaves([(room, room)], np.uint64(0))
     assert np.array_equal(room, before)
