@@ -2,8 +2,9 @@
 
 The replica writes a table: its pid, the version it says it serves, and the address of every tensor its engine reads.
 The other process reads those bytes out of the replica's memory, takes the tree digest itself, and needs no torch for
-it. The replica writes the table after it has bound a version and before it releases the one before; a table that
-changed while its bytes were read is read again.
+it. The replica writes the table after it has bound a version and before it releases the one before; where its memory is
+overwritten it says so first, and nothing else until the new version is proved. A table that changed while its bytes
+were read is read again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import structs
+from msgspec.structs import replace
 
 from paceline.core.errors import DeadlineExceeded, SyncError
 from paceline.core.manifest import WeightManifest
@@ -29,20 +32,26 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 _MAX_TABLE_BYTES = 1 << 29
 _SETTLE_SECONDS = 0.05
+_PLACES_KEPT = 8
 
 
-class ServedTensor(msgspec.Struct, frozen=True):
+_Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class ServedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One name of the engine: `nbytes` dense bytes at `address` of the replica. Tied names share an address."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    address: int
-    nbytes: int
+    shape: tuple[_Place, ...]
+    address: _Place
+    nbytes: _Place
 
 
-class ServedWeights(msgspec.Struct, frozen=True):
-    """What a replica says it serves. `started` is its start in ticks since boot: a pid alone may be used again."""
+class ServedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a replica says it serves. `started` is its start in ticks since boot: a pid alone may be used again.
+    While it is `changing` it says nothing of any tensor.
+    """
 
     replica: str
     pid: int
@@ -51,6 +60,7 @@ class ServedWeights(msgspec.Struct, frozen=True):
     digest: str
     tensors: tuple[ServedTensor, ...]
     aliases: dict[str, str]
+    changing: bool = False
 
 
 class FileServingBoard:
@@ -63,6 +73,9 @@ class FileServingBoard:
     def __init__(self, directory: str, replica_id: str) -> None:
         self._path = Path(directory) / f"{replica_id}.json"
         self._replica = replica_id
+        self._written: ServedWeights | None = None  # without tensors
+        # By the first address: versions take turns in few places, and most of a table says where those are.
+        self._described: dict[int, tuple[list[object], msgspec.Raw]] = {}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
@@ -72,26 +85,41 @@ class FileServingBoard:
         Raises:
             SyncError: the engine serves a tensor whose bytes are not dense.
         """
-        from paceline.weights.dtypes import dtype_name
-
         strided = sorted(name for name, tensor in served.items() if not tensor.is_contiguous())
         if strided:
             raise SyncError(f"{self._replica} serves tensors whose bytes are not dense: {', '.join(strided)}")
-        table = ServedWeights(
-            replica=self._replica,
-            pid=os.getpid(),
-            started=_start_ticks(os.getpid()),
-            version=version,
-            digest=digest,
-            tensors=tuple(
+        pid = os.getpid()
+        table = ServedWeights(self._replica, pid, _start_ticks(pid), version, digest, (), manifest.aliases)
+        self._write(table, self._places(served))
+
+    def withdraw(self) -> None:
+        """Say that the memory changes; before the first table there is nothing to take back."""
+        if self._written is not None:
+            self._write(replace(self._written, aliases={}, changing=True), msgspec.Raw(b"[]"))
+
+    def _places(self, served: Mapping[str, torch.Tensor]) -> msgspec.Raw:
+        """Where each tensor lies, encoded; as before, where these places were described before."""
+        from paceline.weights.dtypes import dtype_name
+
+        layout: list[object] = [(name, t.data_ptr(), t.dtype, t.shape) for name, t in served.items()]
+        first = next((tensor.data_ptr() for tensor in served.values()), 0)
+        known, encoded = self._described.get(first, ([], msgspec.Raw(b"[]")))
+        if known != layout:
+            tensors = [
                 ServedTensor(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.data_ptr(), tensor.nbytes)
                 for name, tensor in served.items()
-            ),
-            aliases=manifest.aliases,
-        )
-        written = self._path.with_suffix(".json.part")
-        written.write_bytes(msgspec.json.encode(table))
-        written.replace(self._path)
+            ]
+            encoded = msgspec.Raw(msgspec.json.encode(tensors))
+            if len(self._described) >= _PLACES_KEPT:
+                self._described.clear()
+            self._described[first] = (layout, encoded)
+        return encoded
+
+    def _write(self, table: ServedWeights, tensors: msgspec.Raw) -> None:
+        part = self._path.with_suffix(".json.part")
+        part.write_bytes(msgspec.json.encode({**structs.asdict(table), "tensors": tensors}))
+        part.replace(self._path)
+        self._written = table
 
 
 def read_served(path: str) -> ServedWeights:
@@ -106,7 +134,7 @@ def read_served(path: str) -> ServedWeights:
         return msgspec.json.decode(Path(path).read_bytes(), type=ServedWeights)
     except OSError as error:
         raise SyncError(f"no replica serves under {path} ({error.strerror})") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise SyncError(f"{path} is no table of served weights: {error}") from error
 
 
@@ -124,14 +152,15 @@ def hash_served(path: str, deadline_seconds: float = 10.0) -> tuple[int, str]:
     while True:
         table = read_served(path)
         digest = _digest_of(table)
-        if read_served(path) == table:
+        if not table.changing and read_served(path) == table:
             if digest is not None and (digest == table.digest or before == (table, digest)):
                 return table.version, digest
             if before == (table, None) and digest is None:
                 raise SyncError(f"{table.replica} (pid {table.pid}) serves from addresses that cannot be read")
             before = (table, digest)
         if time.monotonic() >= end:
-            message = f"the weights of {table.replica} did not hold still for {deadline_seconds} s"
+            doing = "change or cannot be proved" if table.changing else "did not hold still"
+            message = f"the weights of {table.replica} {doing}, for {deadline_seconds} s"
             raise DeadlineExceeded(message, table.replica, deadline_seconds)
         time.sleep(_SETTLE_SECONDS)
 
