@@ -2,6 +2,7 @@
 
 A single object appears whole or not at all, and the marker is the last one written and the first one removed. Nothing
 keeps a reader's version from being removed; it then finds the marker gone. One writer per root is the caller's duty.
+What was written is looked up before it counts: some implementations take writes that they cannot keep.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ObjectStorage:
                     if self._list():
                         raise ConfigError(f"{self.url} is not empty and holds no weight versions (no {STAMP_NAME})")
                     self._filesystem.makedirs(self._root, exist_ok=True)
-                    self._filesystem.pipe_file(path, stamp)
+                    self._put(path, [stamp])
                 if self._filesystem.cat_file(path) != stamp:
                     raise ConfigError(f"{self.url} belongs to something else: {STAMP_NAME} is not of {FORMAT}")
         except (SyncError, OSError) as error:
@@ -58,10 +59,7 @@ class ObjectStorage:
     def write(self, version: Version, name: str, parts: Sequence[bytes | memoryview]) -> None:
         with self._calling("write"):
             self._filesystem.makedirs(f"{self._root}/{version}", exist_ok=True)
-            with self._filesystem.open(self._path(version, name), "wb") as file:
-                for part in parts:
-                    for start in range(0, len(part), _WRITE_BYTES):
-                        file.write(part[start : start + _WRITE_BYTES])
+            self._put(self._path(version, name), parts)
 
     @contextmanager
     def reading(self, version: Version) -> Iterator[_ObjectReading]:
@@ -98,6 +96,20 @@ class ObjectStorage:
         with self._calling("read"):
             data: bytes = self._filesystem.cat_file(path, start=start, end=stop)
             return data
+
+    def _put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        with self._filesystem.open(path, "wb") as file:
+            for part in parts:
+                for start in range(0, len(part), _WRITE_BYTES):
+                    file.write(part[start : start + _WRITE_BYTES])
+        self._filesystem.invalidate_cache()
+        written = sum(len(part) for part in parts)
+        try:
+            kept = self.size(path)
+        except FileNotFoundError as error:
+            raise SyncError(f"{written} bytes were written to {path}, which is not there") from error
+        if kept != written:
+            raise SyncError(f"{written} bytes were written to {path}, and {kept} are there")
 
     def _path(self, version: Version, name: str) -> str:
         return f"{self._root}/{version}/{name}"

@@ -52,7 +52,7 @@ class InProcessExchange:
         """
         arena = self.arenas.get(manifest.arena_id)
         if arena is None:
-            raise SyncError(f"there is no arena {manifest.arena_id}")
+            raise SyncError(f"there is no arena {manifest.arena_id!r}")
         if arena.version != manifest.version:
             raise SyncError(f"version {manifest.version} is gone: its arena holds version {arena.version}")
         return arena

@@ -29,7 +29,7 @@ from paceline.checkpoint_engine.delta_staging import build, fitting_delta, prepa
 from paceline.checkpoint_engine.held_weights import HeldWeights, Taken
 from paceline.checkpoint_engine.private_memory import Buffers
 from paceline.checkpoint_engine.snapshots import Snapshot, SnapshotMemory
-from paceline.checkpoint_engine.verification import Verification, VerifyMode
+from paceline.checkpoint_engine.verification import Verification, claim_of
 from paceline.core.errors import ConfigError, PacelineError, SyncError, VersionError
 from paceline.core.manifest import Captured, DeltaRecord, Published, WeightManifest
 from paceline.core.object_transport import ObjectTransport
@@ -147,9 +147,10 @@ class RayObjectSender:
 
 
 class RayObjectReceiver:
-    """Implements `core.ports.WeightReceiver`. `holder` names it for the owner; `verify` is that of `verification`.
+    """Implements `core.ports.WeightReceiver`. `holder` names it for the owner.
 
-    With `digests` one receiver of a node hashes an object for all that are handed the same.
+    `verify` is that of `verification`; each version comes to a node anew, so none of its bytes are taken on trust
+    ("changed"). With `digests` one receiver of a node hashes an object for all that are handed the same.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class RayObjectReceiver:
         objects: ObjectTransport,
         *,
         holder: str,
-        verify: VerifyMode,
+        verify: Literal["full", "off"],
         deadline_seconds: float,
         threads: int = 1,
         digests: NodeDigests | None = None,
@@ -261,7 +262,8 @@ class RayObjectReceiver:
         if self._digests is None:
             return take(), self._holder
         patience = _PATIENCE * self._deadline_seconds
-        return self._digests.once(self._objects.node, manifest.arena_id, self._holder, take, patience)
+        key = f"{manifest.arena_id}-{claim_of(manifest)}"
+        return self._digests.once(self._objects.node, key, self._holder, take, patience)
 
 
 class _Exporter:

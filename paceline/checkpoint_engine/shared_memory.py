@@ -23,7 +23,7 @@ from paceline.checkpoint_engine.delta_sending import DeltaEncoder, DeltaMode
 from paceline.checkpoint_engine.delta_staging import fitting_delta, prepare_change, read_announced
 from paceline.checkpoint_engine.held_weights import HeldWeights, Taken
 from paceline.checkpoint_engine.snapshots import Snapshot
-from paceline.checkpoint_engine.verification import Verification, VerifyMode
+from paceline.checkpoint_engine.verification import Verification, VerifyMode, claim_of
 from paceline.core.errors import ConfigError, DeadlineExceeded, SyncError
 from paceline.core.manifest import Captured, Published, WeightManifest
 from paceline.core.weight_ports import StagedWeights
@@ -239,7 +239,8 @@ class SharedMemoryReceiver:
         if self._verification.mode == "off":
             return "", ""
         try:
-            digest, by = connection.ask_digest(self._verification.scope, _PATIENCE * self._deadline_seconds)
+            patience = _PATIENCE * self._deadline_seconds
+            digest, by = connection.ask_digest(self._verification.scope, claim_of(manifest), patience)
         except DeadlineExceeded as error:
             # One that hangs while it hashes must not take the others' sync with it.
             _log.warning("verify.not_waited_for: %s; %s hashes for itself", error.message, self._holder)

@@ -159,3 +159,7 @@ class ServingBoard(Protocol):
 
     def publish(self, version: int, digest: str, manifest: WeightManifest, served: Mapping[str, torch.Tensor]) -> None:
         """`served`: what the engine reads, under the names of the manifest."""
+        ...
+
+    def withdraw(self) -> None:
+        """Until the next `publish` nothing is said of what is served: memory is about to change in place."""

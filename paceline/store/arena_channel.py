@@ -39,8 +39,9 @@ class LeaseConnection:
         self._connection = connection
         self._address = address
 
-    def ask_digest(self, scope: DigestScope, deadline_seconds: float) -> tuple[str, str]:
-        """`(digest, by)` that another reader has taken of the leased bytes, or ("", "") to take it oneself.
+    def ask_digest(self, scope: DigestScope, claim: str, deadline_seconds: float) -> tuple[str, str]:
+        """`(digest, by)` that another reader with the same claim has taken of the leased bytes, or ("", "") to take it
+        oneself.
 
         Raises:
             DeadlineExceeded: the reader that is taking it, or the store, does not come to an end.
@@ -49,7 +50,7 @@ class LeaseConnection:
         culprit = "weight store"
         end = time.monotonic() + deadline_seconds
         try:
-            self._connection.send(msgspec.msgpack.encode(DigestQuestion(scope)))
+            self._connection.send(msgspec.msgpack.encode(DigestQuestion(scope, claim)))
             while True:
                 self._connection.settimeout(max(0.001, end - time.monotonic()))
                 reply = self._receive()
@@ -158,7 +159,7 @@ def _receive_fd(connection: socket.socket) -> tuple[int, ArenaKind]:
 def _decode(packet: bytes) -> Reply:
     try:
         reply: Reply = msgspec.msgpack.decode(packet, type=Reply)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise SyncError(f"the weight store sent a reply that cannot be read: {error}") from error
     return reply
 

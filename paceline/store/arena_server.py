@@ -119,7 +119,7 @@ class ArenaServer:
                 self._pass_arena(connection, request)
                 return True
             return self._about_digest(connection, request)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:  # the last: fields nested too deeply
             _log.warning("store.connection_dropped: %s", error)
             return False
 
@@ -140,7 +140,8 @@ class ArenaServer:
             if grant is None:
                 return False
             if isinstance(request, DigestQuestion):
-                outbox = self._ledger.ask(connection, grant.holder, grant.arena_id, grant.version, request.scope)
+                where = (grant.arena_id, grant.version, request.claim)
+                outbox = self._ledger.ask(connection, grant.holder, where, request.scope)
             else:
                 outbox = self._ledger.report(connection, request.digest)
         self._send(outbox)

@@ -27,14 +27,17 @@ class ArenaRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Ask for the arena that holds `version`; `holder` is the name under which the lease is known."""
 
     arena_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     holder: _Name
 
 
 class DigestQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="question"):
-    """Ask whether a reader of this node has hashed the leased version already."""
+    """Ask whether a reader of this node has hashed the leased version already, under the same `claim`: a digest of what
+    the reader's manifest says lies where.
+    """
 
     scope: DigestScope
+    claim: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class DigestReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):

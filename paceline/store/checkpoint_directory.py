@@ -175,7 +175,7 @@ def _read_digests(path: Path) -> CheckpointDigests:
         digests = msgspec.json.decode(encoded, type=CheckpointDigests)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.name}: not complete, it has no {Path(str(error.filename)).name}") from error
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{path.name}: {error}") from error
     if marker.strip() != xxhash.xxh3_128_hexdigest(encoded):
         raise CheckpointError(f"{path.name}: {MARKER_FILE} does not vouch for this {DIGESTS_FILE}")

@@ -133,7 +133,7 @@ class WeightStore:
                     if held != request.version:
                         raise SyncError(f"version {request.version} is gone: its arena holds {_described(held)}")
                     return arena.shared_fd
-        raise SyncError(f"the weight store has no arena {request.arena_id}")
+        raise SyncError(f"the weight store has no arena {request.arena_id!r}")
 
 
 def _described(version: int | None) -> str:

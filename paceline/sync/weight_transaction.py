@@ -12,6 +12,7 @@ change is subtracted first; it stays UPDATING until `audit` has hashed its memor
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,10 +24,11 @@ from paceline.core.version import Version
 from paceline.core.weight_ports import ServingBoard, StagedWeights, WeightReceiver
 from paceline.sync.covered_weights import CoveredWeights
 from paceline.sync.in_place_change import InPlaceChange, in_place_change
-from paceline.sync.served_proof import wrong_tensors
+from paceline.sync.served_proof import strided_memory, wrong_tensors
 from paceline.weights.coverage import CoverageRules, plan_coverage
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class WeightTransaction:
@@ -76,7 +78,7 @@ class WeightTransaction:
 
     def stage(self, command: StageCommand, engine: InferenceEngine) -> StageReport:
         """Fetch and verify a version beside the served one; runs in a worker thread. The engine is only asked what it
-        expects.
+        expects and, if it copies, how its memory is laid out.
 
         Raises:
             CoverageError: what was sent does not cover the engine; nothing was fetched.
@@ -89,7 +91,9 @@ class WeightTransaction:
             served = Version.unpack(self._serving.manifest.version)
             raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(manifest.version)} is not newer")
         began = self._clock.now()
-        plan = plan_coverage(manifest, engine.expected_tensors(), engine.expected_ties(), self._rules)
+        plan = plan_coverage(
+            manifest, engine.expected_tensors(), engine.expected_ties(), self._rules, strided_memory(engine)
+        )
         # What is FENCED comes back by a full version alone.
         base = None if self._serving is None or self._state == "fenced" else self._serving.sent
         fetched = self._named("staging", lambda: self._receiver.stage(manifest, base, engine.apply))
@@ -132,6 +136,8 @@ class WeightTransaction:
         if previous is not None and command.version <= previous.manifest.version:
             served = Version.unpack(previous.manifest.version)
             raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(command.version)} is not newer")
+        if engine.apply == "copied":
+            self._named("withdrawing the table of", self._board.withdraw)
         served_well = self._state == "ready"
         self._state = "updating"
         change: InPlaceChange | None = None
@@ -141,6 +147,7 @@ class WeightTransaction:
             self._move(engine, staged, change)
         except PacelineError:
             self._restore(engine, previous, change)
+            self._announce_again(engine)
             raise
         with self._staged_lock:
             del self._staged[command.version]
@@ -184,6 +191,14 @@ class WeightTransaction:
             manifest = self._serving.manifest
             served = self._serving.served_as_sent(engine.served_tensors())
             self._board.publish(manifest.version, manifest.digest, manifest, served)
+
+    def _announce_again(self, engine: InferenceEngine) -> None:
+        """After a roll-back: what was served before is served again."""
+        if engine.apply == "copied" and self._state == "ready":
+            try:
+                self._named("announcing", lambda: self.announce(engine))
+            except PacelineError as error:  # the swap's own error is the one to tell; nothing false is said
+                _log.warning("serving.not_announced: %s", error.message)
 
     def discard(self, version: int) -> None:
         """Forget a staged version; unknown ones are ignored."""

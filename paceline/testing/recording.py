@@ -72,6 +72,10 @@ class RecordingBoard:
         self.published.append((version, digest))
         self.served = served
 
+    def withdraw(self) -> None:
+        """Nothing is served."""
+        self.served = None
+
 
 @dataclass(slots=True)
 class CallLog:

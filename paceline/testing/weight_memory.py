@@ -61,6 +61,7 @@ class OwnedWeights:
         self._tensors: dict[str, torch.Tensor] = {}
         self.fail_at: str | None = None
         self.corrupt: str | None = None
+        self._turned: set[str] = set()
 
     @property
     def apply(self) -> Literal["mapped", "copied"]:
@@ -78,10 +79,23 @@ class OwnedWeights:
         for name, tensor in tensors.items():
             if name == fail_at:
                 raise ValueError(f"boom in {name}")
-            own = self._tensors.setdefault(name, torch.empty_like(tensor, memory_format=torch.contiguous_format))
+            if name not in self._tensors:
+                dense = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+                self._tensors[name] = _column_major(dense) if name in self._turned else dense
+            own = self._tensors[name]
             own.copy_(tensor)
             if name == self.corrupt:
                 own.view(-1).view(torch.uint8)[0] ^= 1
 
+    def turn(self, name: str) -> None:
+        """Keep this matrix column-major from now on, as engines with fast kernels of their own do."""
+        self._turned.add(name)
+        if name in self._tensors:
+            self._tensors[name] = _column_major(self._tensors[name])
+
     def clear(self) -> None:
         """The memory stays; its bytes mean nothing."""
+
+
+def _column_major(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.t().contiguous().t()

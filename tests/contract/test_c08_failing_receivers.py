@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 
+from paceline.checkpoint_engine.verification import claim_of
 from paceline.core.errors import SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.core.weight_ports import WeightReceiver, WeightSender
@@ -136,7 +137,7 @@ class TakesTheTurn:
             holder="replica-1",
             deadline_seconds=TIMEOUT_SECONDS,
         )
-        assert connection.ask_digest("full", TIMEOUT_SECONDS) == ("", "")
+        assert connection.ask_digest("full", claim_of(manifest), TIMEOUT_SECONDS) == ("", "")
         self.has_it.set()
         if not self._then_closes:
             assert self.let_go.wait(60)
@@ -184,6 +185,7 @@ def test_c08_who_has_the_digest_turn_and_fails_takes_no_other_replica_along(
 
 HOLDS_THE_TURN = """
 import sys, time, msgspec
+from paceline.checkpoint_engine.verification import claim_of
 from paceline.core.manifest import WeightManifest
 from paceline.store.arena_reader import ArenaReader
 from paceline.testing.publication import publish
@@ -192,7 +194,7 @@ lease, connection = ArenaReader().lease(
     address=manifest.address, arena_id=manifest.arena_id, version=manifest.version,
     total_bytes=manifest.total_bytes, holder="dying", deadline_seconds=20,
 )
-print(connection.ask_digest("full", 20), flush=True)
+print(connection.ask_digest("full", claim_of(manifest), 20), flush=True)
 time.sleep(600)
 """
 

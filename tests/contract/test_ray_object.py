@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from paceline.checkpoint_engine.ray_object import RayObjectReceiver, RayObjectSender
 from paceline.core.errors import CapacityError, DeadlineExceeded, DigestMismatch, SyncError, WorkerDied
@@ -84,6 +85,27 @@ def test_a_damaged_copy_is_refused_by_all_of_its_node_and_by_no_other(tmp_path: 
             reader.stage(manifest)
 
 
+def test_another_manifest_is_held_against_the_bytes(tmp_path: Path) -> None:
+    cluster = ObjectCluster()
+    manifest = publish(sender(cluster), [("q", torch.ones(16)), ("k", torch.zeros(16))], 1)
+    one, other = manifest.tensors
+    swapped = (replace(one, offset=other.offset), replace(other, offset=one.offset))
+    readers = [
+        RayObjectReceiver(
+            InProcessObjects(cluster, "second"),
+            holder=f"replica-{index}",
+            verify="full",
+            deadline_seconds=10,
+            digests=NodeDigests(str(tmp_path)),
+        )
+        for index in range(2)
+    ]
+    readers[0].stage(manifest)
+    with pytest.raises(DigestMismatch, match=r"replica-1 staged [0-9a-f]+$"):
+        readers[1].stage(replace(manifest, tensors=swapped))
+    assert readers[1].stage(manifest).digest_by == "replica-0"
+
+
 # C03: there is no bucket; a tensor of any size lies whole in the one object.
 @pytest.mark.parametrize("order", [("big", "p0", "p2"), ("p0", "big", "p2"), ("p0", "p2", "big")])
 def test_c03_any_order_of_any_sizes_arrives(order: tuple[str, ...]) -> None:
@@ -148,14 +170,14 @@ def test_a_short_object_is_refused() -> None:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_fifty_syncs_with_a_pin_keep_the_law_of_memory() -> None:
+def test_two_hundred_syncs_with_a_pin_keep_the_law_of_memory() -> None:
     size, arenas = 4096, 3
     cluster = ObjectCluster(capacity_bytes=arenas * size)
     writer, reader = sender(cluster, arenas), receiver(cluster)
     pinned: StagedWeights | None = None
     serving: StagedWeights | None = None
     most = 0
-    for version in range(1, 51):
+    for version in range(1, 201):
         staged = reader.stage(publish(writer, [("w", torch.full((size // 4,), float(version)))], version))
         most = max(most, stored_bytes(cluster))
         if serving is not None and serving is not pinned:

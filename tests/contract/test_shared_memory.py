@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from paceline.checkpoint_engine.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from paceline.checkpoint_engine.verification import VerifyMode
@@ -96,6 +97,27 @@ def test_a_damaged_version_is_refused_by_all_with_the_name_of_who_found_it(node:
     assert list(node.sender.blocking_holders()) == []
 
 
+def swapped(manifest: WeightManifest) -> WeightManifest:
+    """As published, but that two tensors of one size have each other's place."""
+    one, other = manifest.tensors
+    return replace(manifest, tensors=(replace(one, offset=other.offset), replace(other, offset=one.offset)))
+
+
+def test_another_manifest_is_held_against_the_bytes_and_not_against_others_digests(node: Node) -> None:
+    first, second = node.receiver("replica-0"), node.receiver("replica-1")
+    manifest = publish(node.sender, [("q", torch.ones(9)), ("k", torch.zeros(9))], 1)
+    first.stage(manifest).release()
+    renamed = replace(manifest, tensors=(replace(manifest.tensors[0], name="v"), manifest.tensors[1]))
+    reshaped = replace(manifest, tensors=(replace(manifest.tensors[0], shape=(3, 3)), manifest.tensors[1]))
+    tied = replace(manifest, aliases={"v": "k"})
+    for forged in (swapped(manifest), renamed, reshaped, tied):
+        with pytest.raises(DigestMismatch, match=r"replica-1 staged [0-9a-f]+$"):
+            second.stage(forged)
+    staged = second.stage(manifest)
+    assert (staged.digest_by, staged.tensors["q"].sum().item()) == ("replica-0", 9.0)
+    staged.release()
+
+
 def test_receivers_that_stage_at_the_same_time_hash_once(node: Node) -> None:
     manifest = publish(node.sender, [("w", torch.rand(1 << 20))], 1)
     receivers = [node.receiver(f"replica-{index}") for index in range(4)]
@@ -144,6 +166,17 @@ def test_a_first_sync_is_verified_in_full_beside_receivers_that_hash_only_change
     assert old.stage(second).digest == second.digest
     with pytest.raises(DigestMismatch, match="replica-1"):
         node.receiver("replica-1", verify="changed").stage(second)
+
+
+def test_changed_takes_nothing_on_trust_that_lies_elsewhere_now(node: Node) -> None:
+    receiver = node.receiver("replica-0", verify="changed")
+    named: Named = [("q", torch.ones(9)), ("k", torch.zeros(9))]
+    for version in (1, 2):
+        receiver.stage(publish(node.sender, named, version)).release()
+    third = publish(node.sender, named, 3)
+    with pytest.raises(DigestMismatch, match="replica-0 staged"):
+        receiver.stage(swapped(third))
+    receiver.stage(third).release()
 
 
 # ---- the memory law -------------------------------------------------------------------------------------------------

@@ -83,10 +83,17 @@ def test_a_refusal_carries_its_reason(server: ArenaServer) -> None:
     assert server.holders("a2") == []
 
 
+# A field that nobody reads, in thousands of arrays of one element each (msgpack), before the one that tells the kind.
+NESTED = b"\x82\xa1a" + b"\x91" * 3000 + b"\xc0" + msgspec.msgpack.encode("type") + msgspec.msgpack.encode("arena")
+
+
 @pytest.mark.parametrize(
     "packet",
     [
         b"\xff\x00garbage",
+        NESTED,
+        msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": 1 << 63, "holder": "r"}),
+        b"\x84" + msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": 3})[1:] + b"\xa6holder\xa1\xff",
         msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": "three", "holder": "r"}),
         msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": 3, "holder": "r" * 300}),
         msgspec.msgpack.encode({"type": "arena", "arena_id": "a1", "version": 3, "holder": "r", "extra": 1}),
@@ -129,6 +136,7 @@ def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
     "reply",
     [
         b"\xc1",
+        NESTED,
         msgspec.msgpack.encode({"type": "arena", "error": None}),
         msgspec.msgpack.encode({"type": "digest", "verdict": "known"}),
         b"",
@@ -200,24 +208,24 @@ def leases(server: ArenaServer, count: int) -> list[LeaseConnection]:
 
 def test_the_second_reader_gets_what_the_first_has_computed(server: ArenaServer) -> None:
     first, second, third = leases(server, 3)
-    assert first.ask_digest("full", 5) == ("", "")
+    assert first.ask_digest("full", "c", 5) == ("", "")
     got: list[tuple[str, str]] = []
-    waiting = threading.Thread(target=lambda: got.append(second.ask_digest("full", 5)))
+    waiting = threading.Thread(target=lambda: got.append(second.ask_digest("full", "c", 5)))
     waiting.start()
     first.report_digest("d1")
     waiting.join()
     assert got == [("d1", "replica-0")]
     first.close()
-    assert third.ask_digest("changed", 5) == ("d1", "replica-0")
+    assert third.ask_digest("changed", "c", 5) == ("d1", "replica-0")
     second.close()
     third.close()
 
 
 def test_a_reader_that_dies_while_it_computes_passes_its_task_on(server: ArenaServer) -> None:
     first, second = leases(server, 2)
-    assert first.ask_digest("full", 5) == ("", "")
+    assert first.ask_digest("full", "c", 5) == ("", "")
     got: list[tuple[str, str]] = []
-    waiting = threading.Thread(target=lambda: got.append(second.ask_digest("full", 5)))
+    waiting = threading.Thread(target=lambda: got.append(second.ask_digest("full", "c", 5)))
     waiting.start()
     first.close()
     waiting.join()
@@ -227,9 +235,9 @@ def test_a_reader_that_dies_while_it_computes_passes_its_task_on(server: ArenaSe
 
 def test_a_reader_that_computes_too_long_is_named(server: ArenaServer) -> None:
     first, second = leases(server, 2)
-    first.ask_digest("full", 5)
+    first.ask_digest("full", "c", 5)
     with pytest.raises(DeadlineExceeded) as caught:
-        second.ask_digest("full", 0.05)
+        second.ask_digest("full", "c", 0.05)
     assert caught.value.culprit == "replica-0"
     first.close()
     second.close()
@@ -240,6 +248,6 @@ def test_a_question_to_a_store_that_is_gone_is_an_error(tmp_path: Path, shared: 
     (connection,) = leases(server, 1)
     server.close()
     with pytest.raises(SyncError, match="weight store"):
-        connection.ask_digest("full", 5)
+        connection.ask_digest("full", "c", 5)
     connection.report_digest("d")
     connection.close()

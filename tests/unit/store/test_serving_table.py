@@ -145,6 +145,28 @@ def test_a_table_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> 
     assert digest == digests[version % 2]
 
 
+def test_while_the_memory_changes_nothing_is_said_and_the_asker_waits(tmp_path: Path) -> None:
+    board, path = FileServingBoard(str(tmp_path), "replica-0"), str(tmp_path / "replica-0.json")
+    board.withdraw()
+    assert list(tmp_path.iterdir()) == []
+    engine = Serving(weights(10))
+    old = digest_tensors(engine.tensors, ALIASES)
+    board.publish(1, old, WeightManifest(1, (), ALIASES, 0, old, "arena", "address"), engine.tensors)
+    assert hash_served(path) == (1, old)
+    board.withdraw()
+    engine.tensors["big"].view(torch.uint8)[3] ^= 1  # all of the new version is there, and it is not announced yet
+    with pytest.raises(DeadlineExceeded, match=r"replica-0 change or cannot be proved, for 0\.15 s"):
+        hash_served(path, deadline_seconds=0.15)
+    new = digest_tensors(engine.tensors, ALIASES)
+    later = threading.Timer(
+        0.1,
+        lambda: board.publish(2, new, WeightManifest(2, (), ALIASES, 0, new, "arena", "address"), engine.tensors),
+    )
+    later.start()
+    assert hash_served(path) == (2, new)
+    later.join()
+
+
 def _hash_or_nothing(path: str) -> tuple[int, str] | None:
     """None when the table changed at every try."""
     try:
@@ -196,9 +218,28 @@ def test_a_pid_that_was_used_again_is_noticed(tmp_path: Path) -> None:
 def test_no_table_and_a_broken_table_are_errors(tmp_path: Path) -> None:
     with pytest.raises(SyncError, match="no replica serves"):
         read_served(str(tmp_path / "replica-9.json"))
-    (tmp_path / "broken.json").write_text('{"replica": 3}')
-    with pytest.raises(SyncError, match="no table"):
-        read_served(str(tmp_path / "broken.json"))
+    publish(str(tmp_path), Serving(weights(10)), 1)
+    good = (tmp_path / "replica-0.json").read_bytes()
+    assert b'"nbytes":48' in good
+    broken = tmp_path / "broken.json"
+    for text in (
+        b'{"replica": 3}',
+        good.replace(b'"nbytes":48', b'"nbytes":-48'),
+        good.replace(b'"nbytes":48', b'"nbytes":' + b"9" * 40),
+        good.replace(b'"address":', b'"address":-'),
+        good.replace(b'"replica"', b'"deep":' + b"[" * 100_000 + b"]" * 100_000 + b',"replica"', 1),
+    ):
+        broken.write_bytes(text)
+        with pytest.raises(SyncError, match="no table"):
+            hash_served(str(broken))
+
+
+def test_a_table_that_claims_more_bytes_than_are_mapped_is_an_error(tmp_path: Path) -> None:
+    publish(str(tmp_path), Serving(weights(10)), 1)
+    path = tmp_path / "replica-0.json"
+    path.write_bytes(path.read_bytes().replace(b'"nbytes":48', b'"nbytes":' + str(1 << 62).encode()))
+    with pytest.raises(SyncError, match="cannot be read"):
+        hash_served(str(path))
 
 
 def test_a_tensor_that_is_not_dense_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import CoverageError, DigestMismatch, SyncError
+from paceline.core.manifest import WeightManifest
 from paceline.core.version import Version
 from paceline.sync.covered_weights import CoveredWeights
 from paceline.testing.marker_model import MarkerEngine
@@ -54,6 +55,42 @@ def test_an_engine_that_owns_its_memory_keeps_its_addresses_and_unties_what_was_
     assert {name: tensor.data_ptr() for name, tensor in engine.served_tensors().items()} == before
     assert before["head"] != before["weight"]
     assert torch.equal(engine.served_tensors()["head"], engine.served_tensors()["weight"])
+
+
+def says_something(fleet: Fleet) -> bool:
+    return fleet.board.served is not None
+
+
+def test_before_memory_is_overwritten_what_was_said_of_it_is_withdrawn() -> None:
+    memory = OwnedWeights()
+    fleet, engine = make_fleet(), MarkerEngine(memory=memory)
+    swap_in(fleet, engine, 0)
+    fleet.transaction.announce(engine)
+    assert says_something(fleet)
+    fleet.backend.update(None)  # type: ignore[arg-type]
+    swap_in(fleet, engine, 1)
+    assert not says_something(fleet)
+    fleet.transaction.announce(engine)
+    fleet.backend.update(None)  # type: ignore[arg-type]
+    manifest = fleet.publish(2)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    memory.fail_at = "head"
+    with pytest.raises(SyncError, match="boom in head"):
+        fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    # Rolled back, and said again.
+    assert [version for version, _ in fleet.board.published] == [Version(1, 0).packed, *[Version(1, 1).packed] * 2]
+    said = fleet.board.served
+    assert said is not None
+    assert digest_tensors(said, manifest.aliases) == fleet.transaction.report().digest
+
+
+def test_an_engine_that_points_says_what_it_serves_until_it_says_something_else() -> None:
+    fleet, engine = make_fleet(), MarkerEngine()
+    swap_in(fleet, engine, 0)
+    fleet.transaction.announce(engine)
+    fleet.backend.update(None)  # type: ignore[arg-type]
+    swap_in(fleet, engine, 1)
+    assert says_something(fleet)
 
 
 @pytest.mark.parametrize("name", ["marker", "weight", "head"])
@@ -122,6 +159,71 @@ def test_a_mismatch_is_refused_before_anything_is_fetched() -> None:
     assert fleet.transaction.report().state == "joining"
 
 
+SQUARE = {"marker": ("float32", (1,)), "weight": ("float32", (4, 4)), "head": ("float32", (4, 4))}
+
+
+class SquareEngine(MarkerEngine):
+    """The marker model with a square matrix, of which a transposed view has the same address, shape and bytes."""
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        return SQUARE
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        self._memory.put(tensors)
+        self._version = version
+
+
+class TurningEngine(SquareEngine):
+    """Reads what it points at in column-major order from the second version on."""
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        turned = {name: tensor.t() for name, tensor in tensors.items()}
+        super().bind(tensors if self.version is None else turned, version)
+
+
+def publish_square(fleet: Fleet, n: int) -> WeightManifest:
+    weight = torch.arange(16.0).view(4, 4) + n
+    named = [("marker", torch.full((1,), float(n))), ("weight", weight), ("head", weight)]
+    return publish(fleet.sender, named, Version(1, n).packed)
+
+
+def test_pointers_in_another_order_of_elements_are_no_proof() -> None:
+    fleet, engine = make_fleet(), TurningEngine()
+    first = publish_square(fleet, 0)
+    fleet.transaction.stage(fleet.stage_command(first), engine)
+    fleet.transaction.swap(fleet.swap_command(first), engine)
+    second = publish_square(fleet, 1)
+    fleet.transaction.stage(fleet.stage_command(second), engine)
+    with pytest.raises(DigestMismatch, match="does not serve the staged bytes of 2 tensors: head, weight"):
+        fleet.transaction.swap(fleet.swap_command(second), engine)
+
+
+def test_memory_in_another_order_of_elements_is_refused_before_anything_is_fetched() -> None:
+    memory = OwnedWeights()
+    fleet, engine = make_fleet(), SquareEngine(memory=memory)
+    first = publish_square(fleet, 0)
+    fleet.transaction.stage(fleet.stage_command(first), engine)
+    fleet.transaction.swap(fleet.swap_command(first), engine)
+    memory.turn("head")
+    second = publish_square(fleet, 1)
+    with pytest.raises(CoverageError, match=r"'head' is row-major, the engine's 'head' has strides \[1, 4\]"):
+        fleet.transaction.stage(fleet.stage_command(second), engine)
+    assert list(fleet.exchange.arenas[second.arena_id].holders) == []
+    assert fleet.transaction.report().version == first.version
+    assert engine.marker == 0
+
+
+def test_memory_that_is_in_another_order_only_once_it_is_made_is_not_served() -> None:
+    memory = OwnedWeights()
+    memory.turn("head")
+    fleet, engine = make_fleet(), SquareEngine(memory=memory)
+    manifest = publish_square(fleet, 0)
+    fleet.transaction.stage(fleet.stage_command(manifest), engine)
+    with pytest.raises(DigestMismatch, match="1 tensors: head"):
+        fleet.transaction.swap(fleet.swap_command(manifest), engine)
+    assert fleet.transaction.report().state == "joining"
+
+
 class PlainEngine(MarkerEngine):
     """Knows the marker model's tensors without the trainer's prefix, and no head."""
 
@@ -146,6 +248,33 @@ def test_declared_names_reach_the_engine_and_the_proof_is_of_what_was_sent() -> 
     assert fleet.board.published == [(manifest.version, manifest.digest)]
     assert fleet.board.served is not None
     assert digest_tensors(fleet.board.served, manifest.aliases) == manifest.digest
+
+
+class StageEngine(SquareEngine):
+    """One stage of a pipeline: it has one of the two names of a tied weight and knows nothing of the other."""
+
+    def __init__(self, name: str, memory: WeightMemory) -> None:
+        super().__init__(memory=memory)
+        self._only = name
+
+    def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        return {self._only: SQUARE[self._only]}
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+@pytest.mark.parametrize("name", ["weight", "head"])
+def test_c05_a_stage_that_has_one_name_of_a_tie_gets_every_version(name: str, kind: str) -> None:
+    fleet, engine = make_fleet(rules=CoverageRules(trainer_only=("marker",))), StageEngine(name, MEMORIES[kind]())
+    for n in range(3):
+        manifest = publish_square(fleet, n)
+        fleet.transaction.stage(fleet.stage_command(manifest), engine)
+        previous = fleet.transaction.swap(fleet.swap_command(manifest), engine)
+        if previous is not None:
+            previous.release()
+        assert torch.equal(engine.served_tensors()[name], torch.arange(16.0).view(4, 4) + n)
+        fleet.transaction.announce(engine)
+        assert fleet.board.served is not None
+        assert digest_tensors(fleet.board.served, manifest.aliases) == manifest.digest
 
 
 def test_released_weights_leave_nothing_in_the_hands_of_who_kept_the_mapping() -> None:
