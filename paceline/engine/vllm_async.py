@@ -8,6 +8,7 @@ memory. `vllm` is imported when the engine starts.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -19,8 +20,16 @@ from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock
 from paceline.core.sample import GenerationRequest
 from paceline.core.server_ports import HeldVersion, TokenBatch, VersionSpan
-from paceline.engine.vllm_commands import BACKEND, INSTALL, Hello, error_from
+from paceline.engine.vllm_commands import (
+    BACKEND,
+    ENDS_WITH_PARENT,
+    INSTALL,
+    Hello,
+    error_from,
+    refuse_stop_strings,
+)
 from paceline.engine.vllm_control import VllmWeights, within
+from paceline.engine.vllm_devices import devices_of
 
 T = TypeVar("T")
 
@@ -30,8 +39,9 @@ KEEP: Literal["keep"] = "keep"
 @dataclass(frozen=True)
 class VllmOptions:
     """What the engine is built with. `kv_cache` is that of `rollout.kv_cache`; `stream_interval` tokens come at a
-    time; `threads` are those of a worker on a CPU; `socket_dir` is where its sockets go; `further` are keyword
-    arguments of vLLM's `AsyncEngineArgs`.
+    time; `threads` are those of a worker on a CPU; `socket_dir` is where its sockets go; `place` counts the engines of
+    this machine, which share its GPUs (None: vLLM chooses); `further` are keyword arguments of vLLM's
+    `AsyncEngineArgs`.
     """
 
     model: str
@@ -45,6 +55,7 @@ class VllmOptions:
     threads: int = 1
     socket_dir: str = ""
     call_seconds: float = 60.0
+    place: int | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -112,6 +123,7 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenBatch]:
         """See the port."""
+        refuse_stop_strings(request)
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -246,9 +258,15 @@ def batch_of(output: Any) -> TokenBatch:
 
 def _tell_environment(options: VllmOptions) -> None:
     """vLLM is told by its environment; what the user has set stays."""
+    os.environ[ENDS_WITH_PARENT] = "1"  # a process that is killed cannot end those that it has started
+    if options.place is not None and torch.cuda.device_count():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+            devices_of(options.place, options.tensor_parallel_size, visible.split(","))
+        )
     os.environ["OMP_NUM_THREADS"] = str(max(1, options.threads))
-    if options.socket_dir:
-        os.environ["VLLM_RPC_BASE_PATH"] = options.socket_dir  # an engine that is killed leaves its sockets
+    if options.socket_dir:  # an engine that is killed leaves its sockets, and torch's compiler its headers
+        os.environ["VLLM_RPC_BASE_PATH"] = os.environ["TMPDIR"] = tempfile.tempdir = options.socket_dir
     for name, value in (
         ("VLLM_LOGGING_LEVEL", "ERROR"),
         ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),  # its processes start clean of what this one has loaded

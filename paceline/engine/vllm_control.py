@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from paceline.core.errors import ConfigError, DeadlineExceeded, DigestMismatch, SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock
@@ -31,6 +33,8 @@ from paceline.engine.vllm_commands import (
     Stage,
     Staged,
     Took,
+    Wrote,
+    host_id,
     pack_command,
     version_label,
     version_of_label,
@@ -81,12 +85,13 @@ class VllmWeights:
         self._trainer_only = trainer_only
 
     async def greet(self, hello: Hello) -> None:
-        """Make sure that every worker has the plug-in, of this protocol, and a model that fits.
+        """Make sure that every worker has the plug-in, of this protocol, a model that fits, and a way to the weights.
 
         Raises:
-            ConfigError: it does not fit.
+            ConfigError: it does not fit, or it is on another host than the shared memory.
         """
-        await self._calls.init_weight_transfer(pack_command(hello))
+        host = host_id() if self._receiver.backend == "shared_memory" else ""
+        await self._calls.init_weight_transfer(pack_command(replace(hello, host=host)))
 
     async def stage(self, manifest: WeightManifest, deadline_wall: float) -> HeldVersion:
         """See `InferenceServer.stage`."""
@@ -149,7 +154,11 @@ class VllmWeights:
         """See `InferenceServer.weight_version`."""
         return version_of_label(await self._calls.weight_label())
 
-    async def _says_yes(self, question: Took) -> bool:
+    async def wrote_in_place(self, version: int) -> bool:
+        """Whether every worker has brought in the version (packed) that it has loaded last by writing what differs."""
+        return await self._says_yes(Wrote(version))
+
+    async def _says_yes(self, question: Took | Wrote) -> bool:
         try:
             await self._calls.init_weight_transfer(pack_command(question))
         except SyncError:

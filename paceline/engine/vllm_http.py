@@ -21,7 +21,7 @@ from paceline.core.manifest import WeightManifest
 from paceline.core.ports import Clock
 from paceline.core.sample import GenerationRequest
 from paceline.core.server_ports import HeldVersion, TokenBatch
-from paceline.engine.vllm_commands import Hello, error_from
+from paceline.engine.vllm_commands import Hello, error_from, refuse_stop_strings
 from paceline.engine.vllm_control import VllmWeights
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ START_HINT = (
     'start it with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "paceline"}\', '
     "with paceline installed beside vLLM"
 )
+KEY_HINT = "set it in the variable that rollout.server_api_key_env names (VllmPusher: api_key)"
 LOOK_SECONDS = 1.0
 STREAM_INTERVAL = 8  # tokens of one event
 MARGIN_SECONDS = 1.0  # between the end of a wait for others and the deadline
@@ -46,6 +47,7 @@ class VllmHttpServer:
         hello: what the server's model has to be.
         start_seconds: how long it may take until it answers; call_seconds: how long any call may take.
         wait_seconds: how long requests of others may take to end at a pause.
+        max_model_len: tokens that it has to take in one request; 0: not compared.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class VllmHttpServer:
         start_seconds: float = 120.0,
         call_seconds: float = 60.0,
         wait_seconds: float = 10.0,
+        max_model_len: int = 0,
     ) -> None:
         self._url = url.rstrip("/")
         self._name = f"{name} ({self._url})"
@@ -70,6 +73,7 @@ class VllmHttpServer:
         self._start_seconds = start_seconds
         self._call_seconds = call_seconds
         self._wait_seconds = wait_seconds
+        self._max_model_len = max_model_len
         self._client: httpx2.AsyncClient | None = None
 
     @property
@@ -93,8 +97,11 @@ class VllmHttpServer:
         await self._until_healthy()
         if await self._status("GET", "/weight_info") != 200:
             raise ConfigError(f"{self._name} does not let weights be loaded: {START_HINT}")
+        await self._check_models()
         try:
             await self._weights.greet(self._hello)
+        except ConfigError as error:
+            raise ConfigError(f"{self._name}: {error.message}") from error
         except SyncError as error:
             raise ConfigError(
                 f"{self._name} does not take weights of paceline: {START_HINT} ({error.message})"
@@ -104,6 +111,7 @@ class VllmHttpServer:
         """See the port."""
         import httpx2
 
+        refuse_stop_strings(request)
         body = completion_body(request)
         ended = False
         try:
@@ -237,6 +245,20 @@ class VllmHttpServer:
                 raise WorkerDied(f"{self._name} {said}: is the server running, and is the URL right?", self._name)
             await self._clock.sleep(LOOK_SECONDS)
 
+    async def _check_models(self) -> None:
+        """The one route of those that the key guards which costs nothing.
+
+        Raises:
+            ConfigError: another key is wanted, or a request of this run would be too long.
+        """
+        (model, *_) = (await self._call("GET", "/v1/models"))["data"]
+        takes = int(model.get("max_model_len") or 0)
+        if takes and takes < self._max_model_len:
+            raise ConfigError(
+                f"{self._name} takes {takes} tokens in one request, but this run needs {self._max_model_len}: start it "
+                f"with --max-model-len {self._max_model_len}, or set rollout.max_model_len"
+            )
+
     async def _requests(self) -> int:
         """Requests that the server has, by its metrics."""
         import httpx2
@@ -253,12 +275,13 @@ class VllmHttpServer:
             return known
         line = " ".join(text.split())[:300]
         if status in (401, 403):
-            return ConfigError(f"{self._name} refuses the API key ({status}): set it in rollout.server_api_key_env")
+            return ConfigError(f"{self._name} refuses the API key ({status}): {KEY_HINT}")
         if what == "a request" and 400 <= status < 500:
             return ConfigError(f"{self._name} refuses a request ({status}): {line}")
         if "dead" in line.lower() or status == 503:
             return WorkerDied(f"{self._name}: its engine is dead ({status}): {line}", self._name)
-        return SyncError(f"{self._name} answers {status} to {what}: {line}")
+        advice = f"; {START_HINT}" if status == 404 else ""
+        return SyncError(f"{self._name} answers {status} to {what}: {line}{advice}")
 
     def _gone(self, what: str, error: Exception) -> WorkerDied:
         line = f"{self._name} went away while it {what}" if what == "generated" else f"{self._name} went away at {what}"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from paceline.core.errors import CoverageError, DigestMismatch, SyncError
+from paceline.engine.slot_plan import Group
 from paceline.engine.slot_writer import Changes, SlotWriter
 
 MOST_WATCHED = 20_000_000  # layers times tensors; beyond it watching would take longer than loading all
@@ -85,11 +86,27 @@ class VllmModel:
                     finalize_layerwise_reload(layer, self._config)
             self._refresh_shared()
 
+    def groups(self, names: Collection[str]) -> list[Group]:
+        """Layers that are loaded together, with all names of a checkpoint; none: that is not known."""
+        modules = dict(self._model.named_modules())
+        known = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        groups: list[Group] = []
+        left = set(names)
+        while left:
+            together = self.layers_of({min(left)})
+            if together is None:
+                return []
+            layers = {layer for name in together for layer in self._layers[name]}
+            reached = {id(p) for layer in layers for p in modules[layer].parameters(recurse=False)}
+            groups.append(Group(frozenset(together), frozenset(known[one] for one in reached & known.keys())))
+            left -= together
+        return groups
+
     def learn(self, loaded: Mapping[str, torch.Tensor]) -> None:
         """Plan, once, where each element lies. A CPU packs its weights: there is nothing to write into."""
         if self._writer is None:
             parameters = dict(self._model.named_parameters())
-            writer = SlotWriter(parameters, self._load)
+            writer = SlotWriter(parameters, self._load, self.groups(loaded.keys()))
             on_cpu = any(parameter.device.type == "cpu" for parameter in parameters.values())
             self._writer = writer
             if not on_cpu and not self._config.quantization:
@@ -100,7 +117,9 @@ class VllmModel:
         self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], names: Collection[str]
     ) -> Changes | None:
         """What differs, where it can be written in place."""
-        return None if self._writer is None else self._writer.prepare(before, after, names)
+        if self._writer is None or not self._writer.writes_into(dict(self._model.named_parameters())):
+            return None
+        return self._writer.prepare(before, after, names)
 
     def write(self, changes: Changes, after: Mapping[str, torch.Tensor] | None) -> None:
         """Scatter what differs; with `after` the parameters are read back and compared.
@@ -108,8 +127,8 @@ class VllmModel:
         Raises:
             DigestMismatch: they are not what was to be there.
         """
-        if self._writer is None:
-            raise SyncError("nothing was prepared")
+        if self._writer is None or not self._writer.writes_into(dict(self._model.named_parameters())):
+            raise SyncError("nothing was prepared for the parameters that the server's model has now")
         with torch.no_grad():
             self._writer.write(changes)
             if after is not None and not self._writer.agrees(after):

@@ -35,6 +35,8 @@ from paceline.engine.vllm_commands import (
     Staged,
     Took,
     WorkerCommand,
+    Wrote,
+    host_id,
 )
 from paceline.weights.coverage import CoverageRules, matches
 from paceline.weights.digest import digest_each
@@ -106,6 +108,7 @@ class WorkerWeights:
         self._in_place: dict[int, _InPlace] = {}
         self._loaded: dict[str, str] | None = None  # stored name -> digest of what is in the model, None: unknown
         self._proved: tuple[int, str] | None = None
+        self._written: int | None = None  # the version that the last load has written in place
         self._repeats: bool | None = None
 
     def obey(self, command: WorkerCommand) -> None:
@@ -119,6 +122,9 @@ class WorkerWeights:
                 self._staged(version, LOOK_SECONDS)
             case Took():
                 self._took(command)
+            case Wrote(version=version):
+                if self._written != version:
+                    raise SyncError(f"version {Version.unpack(version)} was not written in place")
             case Load():
                 self._load(command)
             case Confirm():
@@ -140,6 +146,11 @@ class WorkerWeights:
             raise ConfigError(
                 f"the server's paceline speaks protocol {PROTOCOL}, the trainer's {hello.protocol}: "
                 "install the same version on both sides"
+            )
+        if hello.host and hello.host != host_id():
+            raise ConfigError(
+                "the server runs on another host than the trainer, whose shared memory it cannot map: use "
+                "checkpoint_engine.backend=filesystem with a place that both reach"
             )
         own = self._loader.describe()
         for key in ("model_type", "dtype", "logprobs_mode"):
@@ -203,7 +214,7 @@ class WorkerWeights:
         stage = self._commands[version]
         staged = self._staged(version, stage.receiver.deadline_seconds)
         names = _engine_names(stage)
-        known, was, self._loaded, self._proved = self._loaded, self._proved, None, None
+        known, was, self._loaded, self._proved, self._written = self._loaded, self._proved, None, None, None
         load = _Load(staged, names, hashes=stage.receiver.verify != "off")
         in_place = self._in_place.get(version)
         if command.extent == "full" or known is None:
@@ -213,6 +224,7 @@ class WorkerWeights:
             chosen = in_place.names
             after = dict(load.tensors(chosen))  # hashed
             self._loader.write(in_place.changes, after if stage.receiver.verify == "full" else None)
+            self._written = version
         else:
             chosen = self._load_changed(load, staged, known)
         entered = load.finish(chosen)

@@ -17,6 +17,7 @@ QUIET = {
     "RAY_enable_timeline": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # Ray counts no GPUs here and would hide them all
     "OMP_NUM_THREADS": "1",  # each part sets its own threads from the thread plan
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",

@@ -57,7 +57,9 @@ class RemotePart:
             try:
                 outcome: Outcome = await self._actor.call.remote(method, arguments, keywords)
             except (RayActorError, ActorUnschedulableError) as error:
-                raise WorkerDied(f"{self._name} died while {method} was called", self.replica_id) from error
+                # Of a part that has not started nothing else tells why.
+                why = f": {str(error).strip().splitlines()[-1].strip()[:300]}" if method == "start" else ""
+                raise WorkerDied(f"{self._name} died while {method} was called{why}", self.replica_id) from error
             except RayError as error:
                 line = f"{self._name}: {method} failed in Ray: {type(error).__name__}"
                 raise PacelineError(line) from error

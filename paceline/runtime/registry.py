@@ -127,7 +127,7 @@ def build_receiver(spec: RunSpec, replica_id: str, objects: ObjectTransport) -> 
         return RayObjectReceiver(
             objects,
             holder=replica_id,
-            verify=engine.verify,
+            verify="off" if engine.verify == "off" else "full",
             deadline_seconds=engine.sync_timeout_seconds,
             digests=NodeDigests(str(spec.serving_dir / "digests")),
         )

@@ -75,6 +75,7 @@ def build_server(spec: RunSpec, replica_id: str, threads: int) -> InferenceServe
             api_key=os.environ.get(config.rollout.server_api_key_env),
             call_seconds=config.checkpoint_engine.sync_timeout_seconds,
             wait_seconds=config.rollout.server_wait_seconds,
+            max_model_len=config.max_model_len,
         )
     from paceline.engine.vllm_async import VllmEngine, VllmOptions
 
@@ -89,6 +90,7 @@ def build_server(spec: RunSpec, replica_id: str, threads: int) -> InferenceServe
         threads=threads,
         socket_dir=spec.private_dir,
         call_seconds=config.checkpoint_engine.sync_timeout_seconds,
+        place=number // config.rollout.nnodes,  # replicas are dealt out to the nodes in turn
         further=config.rollout.engine_kwargs.vllm,
     )
     return VllmEngine(

@@ -17,6 +17,7 @@ from paceline.core.config import Config, build_config
 from paceline.core.errors import ConfigError, PromptError
 from paceline.core.ports import PromptSource, RewardFn
 from paceline.core.sample import Prompt
+from paceline.dataset.gym_rows import EXTRA_INFO
 from paceline.dataset.opening import is_generated, open_training, open_validation
 from paceline.dataset.prompt_rows import PromptRows, check, cut, refuse_longer
 from paceline.dataset.rows import Rows
@@ -71,6 +72,8 @@ def check_task(config: Config, checked: Checked = DEFAULT_CHECKED) -> None:
     if config.data.train_files or config.data.val_files:
         _check_files(config, renderer, checked)
     if not config.data.train_files:
+        if config.reward.name == "reasoning_gym":
+            raise ConfigError("reward.name=reasoning_gym: the embedded task has a scorer of its own; leave the key out")
         _embedded(config, renderer)
     scorer_of(config)
     with tempfile.TemporaryDirectory() as scratch:
@@ -154,7 +157,8 @@ async def build_reward(config: Config, log: Path) -> RewardFn:
     scorer = scorer_of(config)
     if scorer == "arithmetic":
         return ArithmeticReward()
-    return await open_reward(_function_spec(config, scorer), log, config.reward.num_workers)
+    reward = config.reward
+    return await open_reward(_function_spec(config, scorer), log, reward.num_workers, reward.timeout_seconds)
 
 
 async def close_reward(reward: RewardFn) -> None:
@@ -205,6 +209,7 @@ def _check_files(config: Config, renderer: PromptRenderer, checked: Checked) -> 
                 truncation=data.truncation,
                 whole=checked.problems if made else checked.rows,
                 rendered=checked.problems if made else checked.prompts,
+                extra_info=EXTRA_INFO if config.reward.name == "reasoning_gym" else (),
             )
 
 

@@ -8,20 +8,27 @@ engine; all of a load happens inside `update_weights`, so that a load that fails
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.weight_ports import WeightReceiver
-from paceline.engine.vllm_commands import BACKEND, Load, ReceiverSpec, error_text, unpack_command
+from paceline.engine.vllm_commands import BACKEND, ENDS_WITH_PARENT, Load, ReceiverSpec, error_text, unpack_command
 
 if TYPE_CHECKING:
     import torch
 
+_WATCH = "paceline-watch-parent"
+
 
 def register() -> None:
-    """Make the backend known to vLLM; harmless when it is."""
+    """Make the backend known to vLLM; harmless when it is. Processes of an engine of our own end with their parent."""
+    if os.environ.get(ENDS_WITH_PARENT):
+        end_with_parent()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     try:
@@ -29,6 +36,22 @@ def register() -> None:
     except ValueError as error:
         if "already registered" not in str(error):
             raise
+
+
+def end_with_parent() -> None:
+    """From now on this process is killed when the one that has spawned it is gone: vLLM's engine process would wait for
+    requests for ever. Does nothing in a process that multiprocessing has not started.
+    """
+    parent = multiprocessing.parent_process()
+    watching = any(thread.name == _WATCH for thread in threading.enumerate())
+    if parent is None or watching:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()
 
 
 def make_receiver(spec: ReceiverSpec) -> WeightReceiver:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from paceline.core.errors import PacelineError
 from paceline.core.manifest import WeightManifest
@@ -72,7 +73,12 @@ class VllmPusher:
     async def _swap(self, server: VllmHttpServer, manifest: WeightManifest, clock: SystemClock) -> float:
         before = await server.weight_version()
         began = clock.now()
-        await server.pause(clock.wall() + self._timeout_seconds)
+        try:
+            await server.pause(clock.wall() + self._timeout_seconds)
+        except PacelineError:
+            with suppress(PacelineError):  # it may have begun to pause
+                await server.resume()
+            raise
         try:
             await server.load(manifest.version)
             await server.confirm(manifest.version, manifest.digest)

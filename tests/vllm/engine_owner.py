@@ -1,20 +1,25 @@
-"""A process with a vLLM engine of its own, as a replica has one; says when it generates, then waits to be killed."""
+"""A process with a vLLM engine of its own, as a replica has one; says when it generates, then waits to be killed.
+
+Everything is imported inside: vLLM's processes import this module too, and those on a CPU look through all that is
+imported by then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from functools import partial
-
-from paceline.engine.vllm_async import VllmEngine, VllmOptions
-from paceline.engine.vllm_commands import ReceiverSpec
-from paceline.engine.vllm_control import VllmWeights
-from paceline.runtime.system import SystemClock
-from tests.vllm.fleet import shipped_model
 
 
 async def main() -> None:
     """Start, then wait."""
+    from functools import partial
+
+    from paceline.engine.vllm_async import VllmEngine, VllmOptions
+    from paceline.engine.vllm_commands import ReceiverSpec
+    from paceline.engine.vllm_control import VllmWeights
+    from paceline.runtime.system import SystemClock
+    from tests.vllm.fleet import shipped_model
+
     clock = SystemClock()
     engine = VllmEngine(
         VllmOptions(model=shipped_model(), dtype="float32", max_model_len=128, max_num_seqs=4),

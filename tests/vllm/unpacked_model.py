@@ -57,6 +57,20 @@ def join(config: Any, rank: int, size: int, port: int) -> None:
         ensure_model_parallel_initialized(size, 1)
 
 
+def watched_model(config: Any, tensors: Tensors) -> VllmModel:
+    """A model as vLLM starts with it (packed), into which a version has been loaded: its layers are known then."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    model = build(config)
+    model.load_weights(tensors.items())
+    watched = VllmModel(model, config.model_config)
+    with set_current_vllm_config(config):
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+        watched.load_all(tensors.items())
+    return watched
+
+
 def two_versions() -> tuple[Tensors, Tensors]:
     """The shipped weights, and the same with one element in a hundred changed."""
     before = {name: t.to(torch.bfloat16) for name, t in load_file(f"{shipped_model()}/model.safetensors").items()}
@@ -82,8 +96,7 @@ def main(rank: int, size: int, port: int) -> dict[str, object]:
     config = engine_config(size)
     join(config, rank, size, port)
     before, after = two_versions()
-    watched = VllmModel(build(config), config.model_config)
-    watched.load_all(before.items())
+    watched = watched_model(config, before)
     model, fresh = build(engine_config(size)), build(engine_config(size))
     model.load_weights(before.items())
     fresh.load_weights(after.items())

@@ -23,6 +23,7 @@ from paceline.runtime import registry, serving
 from paceline.runtime.hosts.host import HostProcess
 from paceline.runtime.spec import RunSpec
 from paceline.runtime.system import ThreadWork
+from paceline.runtime.worker_proof import leave_note
 from paceline.sync.weight_transaction import WeightTransaction
 
 
@@ -48,6 +49,7 @@ class ReplicaHost:
         server = serving.build_server(process.spec, process.role, process.threads)
         await server.start()
         self._replica = serving.build_served_replica(process.spec, process.role, server, process.clock, process.events)
+        leave_note(process.spec, process.role)
 
     async def _start_embedded(self) -> None:
         process = self._process

@@ -10,12 +10,15 @@ from typing import Any
 from paceline.core.commands import RolloutStatistics
 from paceline.core.errors import QueueClosed, SyncError
 from paceline.core.ports import VALIDATOR, ReplicaControl, RewardFn
+from paceline.core.tasks import run_together
+from paceline.rollout.prompts_ahead import PromptsAhead
 from paceline.rollout.resumption import Resumption
 from paceline.rollout.rollouter import FullyAsyncRollouter
 from paceline.runtime import registry, task_parts
 from paceline.runtime.hosts.host import HostProcess
 from paceline.runtime.resume import load_resumption
 from paceline.runtime.spec import RunSpec
+from paceline.runtime.system import ThreadWork
 
 
 class RollouterHost:
@@ -33,13 +36,14 @@ class RollouterHost:
         self._tokenizer = registry.build_tokenizer(spec)
         run_dir = Path(spec.run_dir)
         renderer = task_parts.build_renderer(spec.config, self._tokenizer, Path(spec.model_path))
-        self._prompts = await asyncio.to_thread(task_parts.build_prompts, spec.config, renderer, run_dir)
+        prompts = await asyncio.to_thread(task_parts.build_prompts, spec.config, renderer, run_dir)
         self._reward = self._opened = await task_parts.build_reward(spec.config, run_dir / "reward.log")
         self._resumption: Resumption | None = None
         if spec.resumed is not None:
             checkpoint = Path(spec.resumed.checkpoint)
             self._resumption = load_resumption(spec.config, checkpoint, spec.journal_dir, spec.descent)
-            task_parts.restore_prompts(self._prompts, self._resumption.snapshot.prompts)
+            task_parts.restore_prompts(prompts, self._resumption.snapshot.prompts)
+        self._prompts = PromptsAhead(prompts, work=ThreadWork("prompts"), clock=self._process.clock)
         self._process.started()
 
     async def connect(self, peers: Mapping[str, Any]) -> None:
@@ -62,7 +66,10 @@ class RollouterHost:
 
     async def run(self) -> None:
         """Roll out until stopped."""
-        self._loop_task = asyncio.ensure_future(self._connected().fit())
+        rollouter = self._connected()
+        self._loop_task = asyncio.ensure_future(
+            run_together(rollouter.fit(), self._prompts.run(rollouter.prompts_ready))
+        )
         try:
             await self._loop_task
         except (asyncio.CancelledError, QueueClosed):

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.cli import verify_command
 from paceline.cli.main import main
+from paceline.core.config import build_config
 from paceline.core.errors import SyncError
 from paceline.core.events import AnyEvent, RunFinished, SampleAdmitted, SyncCaptured
 from paceline.core.version import Version
 from paceline.observability.event_log import EventLog
 from paceline.observability.reader import read_events
 from paceline.observability.summary import encode_summary, fold_summary
+from paceline.runtime.worker_proof import leave_note
+from tests.unit.engine.fake_vllm_http import listening
+from tests.unit.engine.vllm_rig import Rig
 
 V3 = Version(1, 3).packed
+NOT_VERIFIED = "replica-0: cannot be verified: "
 
 
 def write_run(directory: Path, *events: AnyEvent) -> Path:
@@ -114,3 +120,42 @@ def test_a_replica_that_is_gone_is_named(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "serving" / "replica-0.json").write_text("no table", encoding="utf-8")
     assert main(["verify", str(tmp_path)]) == 1
     assert "replica-0: cannot be verified: " in capsys.readouterr().out
+
+
+def test_the_workers_of_a_server_are_asked_what_they_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rig = Rig()
+    manifest = rig.publish(3)
+    rig.serve(manifest)
+    write_run(tmp_path, captured(manifest.digest))
+    with listening(rig.worker) as server:
+        spec = SimpleNamespace(
+            serving_dir=tmp_path / "serving",
+            config=build_config({"rollout": {"name": "vllm", "servers": [server.url], "num_replicas": 1}}),
+        )
+        leave_note(spec, "replica-0")  # type: ignore[arg-type]
+
+        def said(label: str) -> tuple[int, str]:
+            server.label = label
+            return main(["verify", str(tmp_path)]), capsys.readouterr().out.strip()
+
+        proof = f"each worker of {server.url} has loaded {manifest.digest}, as published"
+        assert said("1.3") == (0, f"replica-0: version 1.3: {proof}")
+        assert said("default") == (
+            1,
+            NOT_VERIFIED + "the server serves weights of its own, of which the log has no capture",
+        )
+        assert said("1.4")[1].endswith("serves version 1.4, of which the log has no capture")
+        rig.serve(rig.publish(4, q=2.0))
+        code, line = said("1.3")
+        assert code == 1
+        assert line.startswith(NOT_VERIFIED + "what entered the model is 1.4 ")
+
+
+def test_engines_of_a_run_are_proved_by_the_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, captured("abc"))
+    spec = SimpleNamespace(serving_dir=tmp_path / "serving", config=build_config({"rollout": {"name": "vllm"}}))
+    leave_note(spec, "replica-1")  # type: ignore[arg-type]
+    assert main(["verify", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith(
+        "replica-1: cannot be verified: its vLLM engine is asked by the run alone"
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.core.errors import ConfigError
 from paceline.core.server_ports import InferenceServer
@@ -159,6 +161,26 @@ def test_an_engine_is_built_as_configured(make_spec: MakeSpec, monkeypatch: pyte
     assert (chosen["tensor_parallel_size"], chosen["block_size"]) == (2, 64)
     with pytest.raises(ConfigError, match=r"need rollout\.name=vllm"):
         config_with({"rollout.tensor_parallel_size": 2})
+
+
+def test_engines_of_one_machine_take_gpus_of_their_own(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeVllmLibrary(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+    def taken(replica: str, nodes: int) -> str:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+        settings: dict[str, object] = {"rollout.nnodes": nodes} if nodes > 1 else {}
+        if nodes > 1:
+            settings["checkpoint_engine.backend"] = "filesystem"
+            settings["checkpoint_engine.engine_kwargs.filesystem.url"] = "/somewhere"
+        spec = make_spec(
+            {"rollout.name": "vllm", "rollout.tensor_parallel_size": 2, "rollout.num_replicas": 4, **settings}
+        )
+        asyncio.run(serving.build_server(spec, replica, 1).start())
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    assert [taken(f"replica-{number}", 1) for number in range(4)] == ["4,5", "6,7", "4,5", "6,7"]
+    assert [taken(f"replica-{number}", 2) for number in range(4)] == ["4,5", "4,5", "6,7", "6,7"]
 
 
 def test_without_vllm_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

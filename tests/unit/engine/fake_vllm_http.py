@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.core.errors import PacelineError
@@ -35,6 +37,7 @@ class FakeVllm:
         self.updating = False
         self.another_worker_loaded = False
         self.asked: list[dict[str, Any]] = []
+        self.max_model_len = 4096
 
     @property
     def url(self) -> str:
@@ -72,7 +75,7 @@ class FakeVllm:
             await asyncio.sleep(30)
         if path in self.misbehave:
             status, text = self.misbehave[path]
-        elif self._api_key and headers.get("authorization") != f"Bearer {self._api_key}" and path != "/health":
+        elif self._api_key and headers.get("authorization") != f"Bearer {self._api_key}" and path.startswith("/v1"):
             status, text = 401, '{"error": "Unauthorized"}'
         elif path == "/v1/completions":
             return await self._stream(writer, body)
@@ -85,6 +88,7 @@ class FakeVllm:
     async def _control(self, path: str, query: str, body: Any) -> tuple[int, str]:
         told = {
             "/health": "{}",
+            "/v1/models": json.dumps({"data": [{"id": "toy", "max_model_len": self.max_model_len}]}),
             "/weight_info": json.dumps({"weight_version": self.label}),
             "/metrics": 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n',
             "/weight_checker": json.dumps({"checksums": {"tp0:w": "abc"}}),
@@ -141,6 +145,23 @@ class FakeVllm:
             await writer.drain()
         writer.write(b"data: [DONE]\n\n")
         await writer.drain()
+
+
+@contextmanager
+def listening(worker: WorkerWeights) -> Iterator[FakeVllm]:
+    """A server on a loop of its own, for callers that have none."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = FakeVllm(worker)
+    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 def _head(status: int, *headers: str) -> bytes:

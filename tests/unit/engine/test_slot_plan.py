@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.slot_plan import SlotPlan, plan_slots
+from paceline.engine.slot_plan import Group, SlotPlan, plan_slots
 from paceline.engine.slot_writer import SlotWriter
 
 HIDDEN, HEADS, HEAD, VOCABULARY = 8, 4, 2, 10
@@ -31,7 +31,7 @@ class EngineModel:
             "score": (HIDDEN, 3),
         }
         self.parameters = {
-            name: nn.Parameter(torch.zeros(size, dtype=torch.bfloat16), requires_grad=False)
+            name: nn.Parameter(torch.zeros(size, dtype=torch.bfloat16), requires_grad=name == "norm")
             for name, size in sizes.items()
         }
         self.shapes: dict[str, tuple[int, ...]] = {
@@ -66,6 +66,8 @@ class EngineModel:
 
     def _put(self, parameter: str, rows: slice, tensor: torch.Tensor) -> None:
         self.parameters[parameter].data[rows].copy_(tensor)
+        if parameter == "embed":
+            self.parameters[parameter].data[tensor.shape[0] :].fill_(0)
 
     def plan(self) -> SlotPlan:
         return plan_slots(self.parameters, self.shapes, self.load_weights)
@@ -92,7 +94,8 @@ def test_scattered_changes_give_what_loading_everything_gives(rank: int) -> None
         changed = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(len(name))) < 0.3
         after[name] = torch.where(changed, tensor + 1, tensor)
         positions = torch.nonzero((after[name] != tensor).flatten())[:, 0]
-        plan.scatter(model.parameters, name, positions, after[name].flatten()[positions])
+        for placed in plan.place(name, positions, after[name].flatten()[positions]):
+            placed.write({parameter: held.data for parameter, held in model.parameters.items()})
     fresh.load_weights(after.items())
     assert model.values() == fresh.values()
     assert {name: parameter.data_ptr() for name, parameter in model.parameters.items()} == storages
@@ -105,6 +108,7 @@ def test_the_dry_run_leaves_every_value_as_it_was() -> None:
     model.plan()
     assert model.values() == values
     assert {parameter.dtype for parameter in model.parameters.values()} == {torch.bfloat16}
+    assert [name for name, parameter in model.parameters.items() if parameter.requires_grad] == ["norm"]
 
 
 def test_a_loader_that_fails_leaves_every_value_as_it_was() -> None:
@@ -135,6 +139,72 @@ def test_what_a_loader_computes_has_no_plan(computed: Callable[[torch.Tensor], t
     plan = EngineModel(computed=computed).plan()
     assert plan.unplanned == {"norm"}
     assert not plan.covers(["q"])
+
+
+GROUPS = (
+    Group(frozenset({"q", "k", "v"}), frozenset({"qkv"})),
+    Group(frozenset({"gate", "up"}), frozenset({"gate_up"})),
+    *(Group(frozenset({name}), frozenset({name})) for name in ("embed", "down", "norm", "score")),
+    Group(frozenset({"extra"}), frozenset()),
+)
+
+
+def test_a_plan_made_group_by_group_is_the_same() -> None:
+    model = EngineModel(rank=1)
+    values = model.values()
+    plan, whole = plan_slots(model.parameters, model.shapes, model.load_weights, GROUPS), model.plan()
+    assert plan.unplanned == whole.unplanned == frozenset()
+    for name, runs in whole.slots.items():
+        same = [[t.tolist() for t in one.places()] for one in runs]
+        assert [[t.tolist() for t in one.places()] for one in plan.slots[name]] == same
+    assert model.values() == values
+
+
+def test_a_tensor_that_reaches_another_group_is_found_out() -> None:
+    model = EngineModel()
+    values = model.values()
+    wrong = [Group(frozenset({"q", "k"}), frozenset({"qkv"})), Group(frozenset({"v"}), frozenset({"norm"}))]
+    with pytest.raises(RuntimeError):
+        plan_slots(model.parameters, model.shapes, model.load_weights, wrong)
+    assert model.values() == values
+    before = checkpoint(model, 0)
+    model.load_weights(before.items())
+    assert not SlotWriter(model.parameters, model.load_weights, wrong).learn(before)
+
+
+def test_padding_that_a_loader_fills_is_no_slot_and_stays() -> None:
+    model = EngineModel()
+    (embed,) = model.plan().slots["embed"]
+    assert sorted(embed.places()[1].tolist()) == list(range(VOCABULARY * HIDDEN))
+
+
+def test_padding_before_a_tensor_and_tensors_in_a_row_are_told_apart() -> None:
+    parameters = {"p": nn.Parameter(torch.zeros(9), requires_grad=False)}
+
+    def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            parameters["p"].data["ab".index(name) * 3 + 2 :][:3].copy_(tensor)
+
+    plan = plan_slots(parameters, {"a": (3,), "b": (3,)}, load)
+    assert [[t.tolist() for t in slots.places()] for slots in (*plan.slots["a"], *plan.slots["b"])] == [
+        [[0, 1, 2], [2, 3, 4]],
+        [[0, 1, 2], [5, 6, 7]],
+    ]
+
+
+def test_other_parameters_than_those_planned_are_noticed() -> None:
+    model = EngineModel()
+    writer = SlotWriter(model.parameters, model.load_weights)
+    assert writer.writes_into(dict(model.parameters))
+    assert not writer.writes_into({**model.parameters, "norm": nn.Parameter(torch.zeros(HIDDEN))})
+
+
+def test_a_parameter_that_is_not_dense_has_no_plan() -> None:
+    model = EngineModel()
+    before = checkpoint(model, 0)
+    model.load_weights(before.items())
+    model.parameters["score"].data = model.parameters["score"].data.t().contiguous().t()
+    assert not SlotWriter(model.parameters, model.load_weights).learn(before)
 
 
 def test_a_parameter_that_nothing_reaches_has_no_plan() -> None:

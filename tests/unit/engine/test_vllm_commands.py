@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import pickle
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ import msgspec
 import pytest
 import torch
 
-from paceline.core.errors import DigestMismatch, SyncError
+from paceline.core.errors import ConfigError, DigestMismatch, SyncError
+from paceline.core.sample import GenerationRequest, SamplingParams
 from paceline.core.version import Version
+from paceline.engine.vllm_async import VllmEngine, VllmOptions
 from paceline.engine.vllm_commands import (
     FIELD,
     Confirm,
@@ -27,6 +30,8 @@ from paceline.engine.vllm_commands import (
     version_label,
     version_of_label,
 )
+from paceline.engine.vllm_control import VllmWeights
+from paceline.runtime.system import SystemClock
 from paceline.runtime.vllm_plugin import PacelineWeightTransfer
 from tests.unit.engine.vllm_rig import SPEC, Rig
 
@@ -61,6 +66,24 @@ def test_labels_are_versions() -> None:
     assert version_of_label(version_label(version)) == version
     for foreign in ("default", "", "1", "1.x", "v1.2"):
         assert version_of_label(foreign) is None
+
+
+def test_an_engine_refuses_stop_strings_in_one_line() -> None:
+    clock = SystemClock()
+    engine = VllmEngine(
+        VllmOptions(model="m", dtype="float32", max_model_len=8, max_num_seqs=1),
+        name="engine",
+        clock=clock,
+        make_weights=lambda calls: VllmWeights(calls, name="engine", receiver=SPEC, clock=clock),
+    )
+    params = SamplingParams(1.0, 1.0, -1, 4, (), stop=("end",))
+
+    async def ask() -> None:
+        async for _ in engine.generate(GenerationRequest("r", [1], params)):
+            pass
+
+    with pytest.raises(ConfigError, match="request r has stop strings, which vLLM replicas do not take"):
+        asyncio.run(ask())
 
 
 def test_the_plug_in_hands_errors_on_as_text() -> None:

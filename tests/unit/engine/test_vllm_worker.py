@@ -9,9 +9,22 @@ import pytest
 import torch
 
 from paceline.checkpoint_engine.filesystem import FilesystemSender
+from paceline.checkpoint_engine.shared_memory import SharedMemorySender
 from paceline.core.errors import ConfigError, CoverageError, DigestMismatch, PacelineError, SyncError
+from paceline.core.manifest import WeightManifest
 from paceline.core.version import Version
-from paceline.engine.vllm_commands import PROTOCOL, Confirm, Discard, Hello, Load, ReceiverSpec, Stage, Staged, Took
+from paceline.engine.vllm_commands import (
+    PROTOCOL,
+    Confirm,
+    Discard,
+    Hello,
+    Load,
+    ReceiverSpec,
+    Stage,
+    Staged,
+    Took,
+    Wrote,
+)
 from paceline.engine.vllm_worker import WorkerWeights
 from paceline.runtime.system import SystemClock
 from paceline.runtime.vllm_plugin import make_receiver
@@ -59,9 +72,38 @@ def test_where_the_model_allows_it_only_elements_that_changed_are_written() -> N
     rig.tensors["q"] = torch.tensor([0.0, 0.0, 8.0, 0.0])
     rig.serve(publish(rig.sender, rig.tensors.items(), Version(1, 1).packed))
     assert (rig.model.written, len(rig.model.loads)) == ([1], 1)
+    rig.worker.obey(Wrote(Version(1, 1).packed))
     assert rig.model.weights["q"].tolist() == [0.0, 0.0, 8.0, 0.0]
     rig.serve(rig.publish(2, q=1.0, k=2.5, v=3.5, norm=4.5, embed=5.5))
     assert (len(rig.model.written), rig.model.loads[-1]) == (1, set(LAYERS)), "most has changed"
+    for n in (1, 2):
+        with pytest.raises(SyncError, match="was not written in place"):
+            rig.worker.obey(Wrote(Version(1, n).packed))
+
+
+def test_on_one_host_versions_are_mapped_and_what_differs_is_loaded(tmp_path: Path) -> None:
+    sender = SharedMemorySender(directory=str(tmp_path), delta="delta")
+    model = DictModel()
+    worker = WorkerWeights(loader=model, make_receiver=make_receiver)
+    tensors = {name: torch.randn(1000) for name in LAYERS}
+    first, second = Version(1, 0).packed, Version(1, 1).packed
+
+    def serve(version: int, base: int | None) -> WeightManifest:
+        manifest = publish(sender, tensors.items(), version, base)
+        worker.obey(Stage(manifest, SPEC))
+        until(lambda: worker.obey(Staged(version)))
+        worker.obey(Load(version, "changed"))
+        worker.obey(Confirm(version, manifest.digest))
+        return manifest
+
+    serve(first, None)
+    tensors["norm"] = tensors["norm"] + 1.0
+    assert serve(second, first).delta is not None, "one was made; mapping all costs less than decoding it"
+    with pytest.raises(SyncError, match="not made from a delta"):
+        worker.obey(Took(second, first))
+    assert model.loads == [set(LAYERS), {"norm"}]
+    worker.close()
+    sender.close()
 
 
 def test_what_was_taken_is_told(tmp_path: Path) -> None:
