@@ -16,7 +16,8 @@
     |-- ProducerFailed              the producer of samples failed; carries its message
     |-- CheckpointError             a checkpoint could not be written, or is torn, truncated or foreign
     |-- PromptError                 a row of a data set cannot become a prompt; `prompt_id` names it
-    |-- RewardError                 a reward function failed for one sample
+    |-- RewardError                 a reward function failed for one response
+    |   `-- RewardTimeout           it gave no answer before its deadline
     `-- RunInterrupted              the run was asked to stop (Ctrl-C, SIGTERM)
 
 All take positional arguments only and keep them in `args`, so each survives pickling between processes.
@@ -111,6 +112,10 @@ class PromptError(PacelineError):
 
 class RewardError(PacelineError):
     """A reward could not be computed for one response."""
+
+
+class RewardTimeout(RewardError):
+    """A reward function gave no answer within `reward.timeout_seconds`."""
 
 
 class RunInterrupted(PacelineError):

@@ -7,7 +7,7 @@ Methods that may block are coroutines; plain methods are computations that the c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -160,7 +160,7 @@ class PromptSource(Protocol):
     """Prompts for training in a seeded order, without end unless the data ends; validation prompts as a list."""
 
     def next_prompt(self) -> Prompt | None:
-        """Raises PromptError: the row that came up cannot be used; the next call gives the one after it."""
+        """None: there is none yet. Raises PromptError: the row that came up cannot be used; the next one follows it."""
         ...
 
     def validation_prompts(self) -> Sequence[Prompt]: ...
@@ -174,6 +174,15 @@ class RewardFn(Protocol):
     """Scores one response: a number, or a number with metrics. May raise anything; it costs this response alone."""
 
     async def score(self, prompt: Prompt, response_text: str) -> float | Score: ...
+
+
+@runtime_checkable
+class PreparedReward(RewardFn, Protocol):
+    """One that has to be made ready for a call, by starting a process for example: no deadline counts that time."""
+
+    async def ready(self) -> None:
+        """Return once a call would be taken up at once. Raises RewardError: that will not happen."""
+        ...
 
 
 class PromptRenderer(Protocol):

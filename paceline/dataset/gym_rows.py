@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError
 
 PREFIX = "reasoning_gym:"
 DEFAULT_SIZE = 1_000_000
+EXTRA_INFO = ("dataset", "parameters", "index")  # what makes a problem again, for its scorer
 # Problem i is made from seed + i: data sets with fewer problems than this share no problem's seed.
 VALIDATION_SEED = 1_000_000_007
 
@@ -104,7 +105,7 @@ class GymRows:
             self._prompt_key: chat if self._chat else "\n".join(message["content"] for message in chat),
             "data_source": f"reasoning_gym/{self._spec.name}",
             "reward_model": {"ground_truth": entry["answer"]},
-            "extra_info": {"dataset": self._spec.name, "parameters": self._parameters, "index": place},
+            "extra_info": dict(zip(EXTRA_INFO, (self._spec.name, self._parameters, place), strict=True)),
         }
 
 

@@ -50,7 +50,7 @@ class JsonlRows:
         try:
             row = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"is no JSON: {error}") from error
+            raise ValueError(f"is no JSON object on a line of its own: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"is {type(row).__name__}, not a JSON object")
         return row

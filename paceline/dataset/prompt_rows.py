@@ -101,19 +101,41 @@ def cut(token_ids: Sequence[int], *, longest: int, truncation: Truncation) -> Se
     return token_ids[:longest] if truncation == "right" else token_ids
 
 
-def check(rows: PromptRows, *, longest: int, truncation: Truncation, whole: int, rendered: int) -> None:
+def check(
+    rows: PromptRows,
+    *,
+    longest: int,
+    truncation: Truncation,
+    whole: int,
+    rendered: int,
+    extra_info: Sequence[str] = (),
+) -> None:
     """Refuse what can be found soon: the schema of the first `whole` rows, and the prompts of the first `rendered`.
+    `extra_info` has the fields of it that the rewards need.
 
     Raises:
-        ConfigError: a bad row, or with `truncation` error one that is longer than `longest` tokens; it is named.
+        ConfigError: a bad row, or with `truncation` error one that is longer than `longest` tokens; it is named. With
+            `truncation` filter, all of them are longer.
     """
     try:
         for place in range(min(whole, len(rows))):
-            rows.task_row(place)
-        for place in range(min(rendered, len(rows))):
-            refuse_longer(rows[place], longest=longest, truncation=truncation)
+            found = rows.task_row(place).extra_info
+            for field in extra_info:
+                if field not in found:
+                    raise ConfigError(f"{rows.name(place)}: has no extra_info.{field}, which the reward needs")
+        lengths = [_checked_length(rows[place], longest, truncation) for place in range(min(rendered, len(rows)))]
+        if lengths and min(lengths) > longest:
+            raise ConfigError(
+                f"data.max_prompt_length: all of the {len(lengths)} prompts that begin with {rows.name(0)} have more "
+                f"than {longest} tokens, the shortest {min(lengths)}; raise it, or set data.truncation to left or right"
+            )
     except PromptError as error:
         raise ConfigError(error.message) from error
+
+
+def _checked_length(prompt: Prompt, longest: int, truncation: Truncation) -> int:
+    refuse_longer(prompt, longest=longest, truncation=truncation)
+    return len(prompt.token_ids)
 
 
 def refuse_longer(prompt: Prompt, *, longest: int, truncation: Truncation) -> None:

@@ -1,7 +1,8 @@
 """Progress as plain lines, for a log file or a pipe: `tag key=value ...`, ASCII, no escape codes.
 
 Keys are stable; a value with a space or a quote stands in JSON quotes. Tags: run, process, step, validation,
-sync_error, sync_skipped, sample_error, resumed, checkpoint, checkpoint_error, wait, wait_over, finished.
+sync_error, sync_skipped, sample_error (the first of each reason, the 10th, the 100th ...; `samples` counts them),
+resumed, checkpoint, checkpoint_error, wait, wait_over, finished.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from paceline.core.events import (
     WaitEnded,
 )
 from paceline.core.version import Version
+from paceline.observability.failure_reasons import TellingFailures
 from paceline.observability.progress import Progress
 from paceline.observability.reader import Record
 from paceline.observability.summary_table import summary_table
@@ -50,6 +52,7 @@ class PlainLines:
         self._run_dir = run_dir
         self._steps_between = steps_between
         self._progress = Progress()
+        self._failures = TellingFailures()
 
     def start(self) -> None:
         self._write("run", {"directory": str(self._run_dir)})
@@ -79,6 +82,9 @@ class PlainLines:
                 return ("step", self._step_fields()) if due else ("", {})
             case SyncCompleted(fenced=fenced, version=version) if fenced:
                 return "sync_error", {"version": Version.unpack(version), "fenced": ",".join(fenced)}
+            case SampleFailed() as failure:
+                told = self._failures.count(failure)
+                return ("sample_error", {"samples": told[1], "error": told[0]}) if told else ("", {})
             case event:
                 return _line_of(event)
 
@@ -136,8 +142,6 @@ def _line_of(event: AnyEvent) -> tuple[str, Fields]:  # noqa: PLR0911 - one retu
             return "sync_error", {"version": _version(event.version), "phase": event.phase, "error": event.error}
         case SyncSkipped():
             return "sync_skipped", {"version": _version(event.version), "error": event.error}
-        case SampleFailed():
-            return "sample_error", {"samples": len(event.ids), "error": event.error}
         case WaitBegan():
             return "wait", {"who": event.who, "what": event.what, "since": f"{event.since_wall:.1f}"}
         case WaitEnded():

@@ -17,6 +17,7 @@ from paceline.core.events import (
     CheckpointSaved,
     Event,
     GenerationWindow,
+    GroupReduced,
     PromptRefused,
     ResponsesAborted,
     RunFinished,
@@ -33,7 +34,7 @@ from paceline.core.events import (
 )
 from paceline.core.sample import sample_number
 from paceline.core.version import Version
-from paceline.observability.failure_reasons import failure_reasons
+from paceline.observability.failure_reasons import failure_reasons, lacking_reasons
 from paceline.observability.ledger import Ledger
 from paceline.observability.lives import Life, split_lives, surviving
 from paceline.observability.quantiles import quantile
@@ -66,6 +67,7 @@ def fold_summary(records: Iterable[Record]) -> dict[str, Any]:
     checkpoints                            saved_count, failed_count, bytes of the last, seconds_p50 and seconds_max
     samples                                admitted, trained, dropped by reason, failed, open (neither of these yet)
     failure_reasons                        why samples failed -> how many, most frequent first
+    lacking_reasons                        why responses are missing from samples that went on without -> how many
     prompts_refused                        prompts that were too long, or whose rows could not be used
     responses                              aborted_count; zombies_count, zombie_confirmations_count (late, refused)
     dropped_response_lengths               reason -> response length -> responses of samples dropped for it
@@ -102,6 +104,7 @@ def _summary_of(lives: list[Life]) -> dict[str, Any]:
         "checkpoints": _checkpoints(done),
         "samples": _samples(ledger),
         "failure_reasons": failure_reasons(failure for _, failure in _select(done, SampleFailed)),
+        "lacking_reasons": lacking_reasons(reduced for _, reduced in _select(done, GroupReduced)),
         "prompts_refused": len(_select(done, PromptRefused)),
         "responses": _responses(done),
         "dropped_response_lengths": dropped_lengths(done),

@@ -34,6 +34,8 @@ def summary_table(summary: Mapping[str, Any], run_dir: str) -> Table:
     table.add_row("samples", _samples(summary["samples"]))
     for reason, count in list(summary["failure_reasons"].items())[:MOST_REASONS]:
         table.add_row("  failed", Text(f"{count_text(count)}: {reason}"))
+    for reason, count in list(summary["lacking_reasons"].items())[:MOST_REASONS]:
+        table.add_row("  went on without", Text(f"{count_text(count)} responses: {reason}"))
     if summary["prompts_refused"]:
         table.add_row("  refused", f"{count_text(summary['prompts_refused'])} prompts, too long or of bad rows")
     for reason, lengths in summary["dropped_response_lengths"].items():

@@ -16,7 +16,7 @@ from typing import NoReturn
 import msgspec
 
 from paceline.core.errors import RewardError
-from paceline.reward.children import left_behind
+from paceline.reward.children import Children
 from paceline.reward.compute_score import RewardFunction
 from paceline.reward.function_spec import LENGTH_BYTES, Call, FunctionSpec, Reply, ToProcess, frame
 
@@ -32,13 +32,14 @@ async def _serve(link: socket.socket, function: RewardFunction, blocked_seconds:
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, asyncio.Task[None]] = {}
     original = os.getpid()
+    children = Children()
 
     async def answer(call: Call) -> None:
         try:
             found = await function.call_async(call)
-            reply = Reply(call.number, found.value, found.metrics, "", left_behind())
+            reply = Reply(call.number, found.value, found.metrics, "", children.left_behind())
         except RewardError as error:
-            reply = Reply(call.number, 0.0, {}, error.message, left_behind())
+            reply = Reply(call.number, 0.0, {}, error.message, children.left_behind())
         finally:
             calls.pop(call.number, None)
         if os.getpid() != original:

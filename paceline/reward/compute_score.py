@@ -22,7 +22,7 @@ from paceline.reward.function_spec import Call, FunctionSpec
 LONGEST_LINE = 500
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 # Clients of remote judges whose errors are no OSErrors.
-NETWORK_LIBRARIES = ("aiohttp", "anthropic", "http", "httpcore", "httpx", "litellm", "openai", "urllib3")
+NETWORK_LIBRARIES = ("aiohttp", "anthropic", "http", "httpcore", "httpx", "httpx2", "litellm", "openai", "urllib3")
 
 
 class RewardFunction:

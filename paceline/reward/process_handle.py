@@ -1,7 +1,8 @@
 """ProcessHandle: the rollouter's end of one reward process, from its start to the end of its process group.
 
 Law: when the process ends, by itself or by `kill`, whatever its function has started in its group ends with it, and
-every call that waits for a reply learns it. States: starting -> ready -> ended.
+every call that waits for a reply learns it. States: starting -> ready -> ended -> reaped; the event loop never waits
+for a process that is on its way out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from paceline.reward.function_spec import LENGTH_BYTES, Call, Cancel, FromProces
 from paceline.reward.function_spec import frame as frame_of
 
 LAST_WORDS_SECONDS = 1.0
+REAPED_SECONDS = 10.0  # what is killed is gone sooner, unless the system itself hangs
 START_SECONDS = 120.0  # what a reward function imports is its own affair
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
@@ -31,7 +34,7 @@ class ProcessEnded(RewardError):
 
 
 class ProcessHandle:
-    """A started process; made by `start_process`."""
+    """A started process; made by `start_process`. `reaped` is done once nothing of it is left."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
         self._process = process
@@ -43,6 +46,7 @@ class ProcessHandle:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ended: asyncio.Future[str] = self._loop.create_future()
+        self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._on_death)
 
     @property
@@ -64,7 +68,8 @@ class ProcessHandle:
         except TimeoutError as error:
             raise ConfigError(f"{spec.path or spec.module}: is not loaded after {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
-            how = await self._ended
+            await asyncio.wait({self._ended}, timeout=LAST_WORDS_SECONDS)
+            how = self._ended.result() if self._ended.done() else "closed its connection"
             raise ConfigError(f"{spec.path or spec.module}: its process {how} while it was loaded") from error
         if isinstance(first, Refused):
             raise ConfigError(first.error)
@@ -93,21 +98,27 @@ class ProcessHandle:
 
     def kill(self) -> None:
         """End the process and its group at once. Twice is harmless."""
-        self._end("was ended", 0.0)
+        if not self._ended.done():
+            self._kill_group()
+            self._conclude("was ended", 0.0)
 
-    def _on_death(self) -> None:
-        self._end("", LAST_WORDS_SECONDS)
-
-    def _end(self, how: str, last_words_seconds: float) -> None:
-        if self._ended.done():
-            return
+    def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             # Dead or not, it is not reaped yet, so the number of its group cannot be another's.
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _on_death(self) -> None:
+        """It is dead, of whatever: reap it, and end what it leaves."""
+        self._kill_group()
         code = self._process.wait()
-        self._ended.set_result(how or (f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"))
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        self.reaped.set_result(None)
+        if not self._ended.done():
+            self._conclude(f"ended with {code}" if code >= 0 else f"was ended by signal {-code}", LAST_WORDS_SECONDS)
+
+    def _conclude(self, how: str, last_words_seconds: float) -> None:
+        self._ended.set_result(how)
         if self._reading is None:
             self._close(None)
         else:
@@ -150,7 +161,14 @@ async def start_process(spec: FunctionSpec, log: Path) -> tuple[ProcessHandle, b
         return handle, await handle.open(spec)
     except BaseException:  # whatever it was, cancellation too: nothing is left behind
         handle.kill()
+        await all_reaped([handle])
         raise
+
+
+async def all_reaped(handles: Collection[ProcessHandle]) -> None:
+    """Return once nothing is left of these processes, which are dead or killed."""
+    if handles:
+        await asyncio.wait([handle.reaped for handle in handles], timeout=REAPED_SECONDS)
 
 
 def _spawn(log: Path) -> ProcessHandle:

@@ -16,14 +16,16 @@ from typing import cast
 import msgspec
 
 from paceline.core.errors import ConfigError, RewardError
-from paceline.reward.children import left_behind
+from paceline.reward.children import Children
 from paceline.reward.compute_score import RewardFunction
 from paceline.reward.function_spec import LENGTH_BYTES, Call, FunctionSpec, Ready, Refused, Reply, ToProcess, frame
 
 
 def main(descriptor: int) -> None:
     """Serve until the other end of the socket is closed."""
-    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)  # whole lines, before the process is ended
+    for stream in (sys.stdout, sys.stderr):
+        # A line is one write, before the process is ended: processes share the file. PYTHONUNBUFFERED makes it two.
+        cast("TextIOWrapper", stream).reconfigure(line_buffering=True, write_through=False)
     with socket.socket(fileno=descriptor) as link:
         spec = _receive(link)
         assert isinstance(spec, FunctionSpec)
@@ -43,24 +45,25 @@ def main(descriptor: int) -> None:
 
 def _serve(link: socket.socket, function: RewardFunction) -> None:
     original = os.getpid()
+    children = Children()
     while True:
         try:
             call = _receive(link)
         except EOFError:
             return
         if isinstance(call, Call):
-            reply = _reply_to(call, function)
+            reply = _reply_to(call, function, children)
             if os.getpid() != original:
                 os._exit(0)
             link.sendall(frame(reply))
 
 
-def _reply_to(call: Call, function: RewardFunction) -> Reply:
+def _reply_to(call: Call, function: RewardFunction, children: Children) -> Reply:
     try:
         found = function.call(call)
     except RewardError as error:
-        return Reply(call.number, 0.0, {}, error.message, left_behind())
-    return Reply(call.number, found.value, found.metrics, "", left_behind())
+        return Reply(call.number, 0.0, {}, error.message, children.left_behind())
+    return Reply(call.number, found.value, found.metrics, "", children.left_behind())
 
 
 def _receive(link: socket.socket) -> ToProcess:

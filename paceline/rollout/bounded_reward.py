@@ -1,7 +1,8 @@
 """BoundedReward: any reward function with a place, a deadline and a checked answer; the one way to a score.
 
 waits for: one of `reward.num_workers` places, then the function, at most `reward.timeout_seconds`; unblocked by: its
-answer or the deadline, which cancels it. The time for a place does not count: a queue is no fault of who stands in it.
+answer or the deadline, which cancels it. The time for a place does not count, nor that in which the reward is made
+ready: a queue is no fault of who stands in it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 
-from paceline.core.errors import PacelineError, RewardError
-from paceline.core.ports import RewardFn
+from paceline.core.errors import PacelineError, RewardError, RewardTimeout
+from paceline.core.ports import PreparedReward, RewardFn
 from paceline.core.sample import Prompt, Score
 from paceline.core.sections.reward import RewardConfig
 
@@ -20,6 +21,7 @@ class BoundedReward:
 
     def __init__(self, config: RewardConfig, reward: RewardFn) -> None:
         self._reward = reward
+        self._ready = reward.ready if isinstance(reward, PreparedReward) else _at_once
         self._timeout_seconds = config.timeout_seconds
         self._places = asyncio.Semaphore(config.num_workers)
 
@@ -27,9 +29,11 @@ class BoundedReward:
         """A finite score.
 
         Raises:
-            RewardError: there is none; the line does not name the sample, so that reasons can be counted.
+            RewardError: there is none (RewardTimeout: within the deadline); the line does not name the sample, so that
+                reasons can be counted.
         """
         async with self._places:
+            await self._ready()
             answer = await self._answer(prompt, response_text)
         value = answer.value if isinstance(answer, Score) else answer
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -41,8 +45,12 @@ class BoundedReward:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._reward.score(prompt, response_text)
         except TimeoutError as error:
-            raise RewardError(f"reward: no answer within {self._timeout_seconds:g} s") from error
+            raise RewardTimeout(f"reward: no answer within {self._timeout_seconds:g} s") from error
         except PacelineError:
             raise
         except Exception as error:  # a user's function may raise anything; it costs its own sample only
             raise RewardError(f"reward: {type(error).__name__}: {error}") from error
+
+
+async def _at_once() -> None:
+    """Of a reward that is always ready."""

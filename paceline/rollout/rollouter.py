@@ -20,12 +20,7 @@ from paceline.core.checkpoint import RollouterSnapshot, encode_rollouter
 from paceline.core.commands import RolloutStatistics
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError
-from paceline.core.events import (
-    EventSink,
-    GroupReduced,
-    SampleAdmitted,
-    ZombiesRefused,
-)
+from paceline.core.events import EventSink, GroupReduced, SampleAdmitted, ZombiesRefused
 from paceline.core.ports import Clock, PromptSource, QueueControl, ReplicaControl, RewardFn, TextDecoder, TrainerSide
 from paceline.core.sample import Completion, GenerationRequest, Prompt, Sample, response_lengths
 from paceline.core.tasks import run_together
@@ -94,7 +89,9 @@ class FullyAsyncRollouter:
             life=life,
             reward=bounded,
             decoder=decoder,
+            policy=config.rollout.group_policy,
             on_sample=self._on_sample,
+            on_reduced=self._on_reduced,
             on_failure=self._endings.fail,
         )
         self._filters = config.algorithm.filter_groups.enable
@@ -227,6 +224,10 @@ class FullyAsyncRollouter:
         self._outstanding.drop(sample_ids)
         self._may_admit.set()
 
+    def prompts_ready(self) -> None:
+        """The source of prompts, which had none, has some."""
+        self._may_admit.set()
+
     async def get_statistics(self) -> RolloutStatistics:
         """Samples by where they are; never waits for room in the queue."""
         self._outstanding.take((await self._queue.get_statistics()).taken)
@@ -292,7 +293,7 @@ class FullyAsyncRollouter:
                 self._may_admit.wait(),
                 seconds=self._stall_seconds,
                 what=self._admission_wait(),
-                culprit="trainer",
+                culprit="data" if self._prompts.is_late else "trainer",
             )
 
     def _admit_all_that_fit(self) -> list[str]:
@@ -346,9 +347,11 @@ class FullyAsyncRollouter:
         return True
 
     def _reduce(self, group: Group, reason: str) -> None:
-        lacking = group.completions.count(None)
-        self._events.emit(GroupReduced(sample_id=group.sample_id, lacking=lacking, reason=reason))
+        self._on_reduced(group.sample_id, group.completions.count(None), reason)
         self._score(group)
+
+    def _on_reduced(self, sample_id: str, lacking: int, reason: str) -> None:
+        self._events.emit(GroupReduced(sample_id=sample_id, lacking=lacking, reason=reason))
 
     def _score(self, group: Group) -> None:
         self._deadlines.end(group.sample_id)
@@ -357,6 +360,8 @@ class FullyAsyncRollouter:
     def _admission_wait(self) -> str:
         if not self._fleet.feeds():
             return "a replica that has confirmed a version"
+        if self._prompts.is_late:
+            return "the next prompt, which is being made"
         budget = self._outstanding.budget
         if self._outstanding.admissible(self._published) == 0:
             return f"a new version (staleness budget {budget.used} of {budget.allowed} samples used)"

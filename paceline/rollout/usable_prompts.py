@@ -25,31 +25,39 @@ class UsablePrompts:
         self._source = source
         self._longest = longest
         self._events = events
+        self._refused = 0  # since the last one that could be sent
+        self._last = ""
+        self.is_late = False
 
     def next_prompt(self) -> Prompt | None:
-        """The next prompt that can be sent.
+        """The next prompt that can be sent; None: the source has none at the moment, and `is_late` says so.
 
         Raises:
             ConfigError: there seems to be none.
         """
-        last = ""
-        for _ in range(MOST_REFUSED_IN_A_ROW):
+        self.is_late = False
+        while self._refused < MOST_REFUSED_IN_A_ROW:
             try:
                 prompt = self._source.next_prompt()
             except PromptError as error:
-                last = error.message
-                self._refuse(error.prompt_id, 0, last)
+                self._refuse(error.prompt_id, 0, error.message)
+                self._last = error.message
                 continue
-            if prompt is None or len(prompt.token_ids) <= self._longest:
+            if prompt is None:
+                self.is_late = True
+                return None
+            if len(prompt.token_ids) <= self._longest:
+                self._refused = 0
                 return prompt
-            last = f"{prompt.prompt_id} has {len(prompt.token_ids)} tokens"
             self._refuse(prompt.prompt_id, len(prompt.token_ids), "")
+            self._last = f"{prompt.prompt_id} has {len(prompt.token_ids)} tokens"
         raise ConfigError(
             f"data.max_prompt_length={self._longest}: {MOST_REFUSED_IN_A_ROW} prompts in a row are longer or cannot be "
-            f"used, the last one: {last}"
+            f"used, the last one: {self._last}"
         )
 
     def _refuse(self, prompt_id: str, tokens: int, reason: str) -> None:
+        self._refused += 1
         self._events.emit(PromptRefused(prompt_id=prompt_id, tokens=tokens, allowed=self._longest, reason=reason))
 
     def validation_prompts(self) -> Sequence[Prompt]:

@@ -1,4 +1,4 @@
-"""A running Ray cluster of one node, as a process of its own: python -m tests.e2e.head_node DIRECTORY
+"""A running Ray cluster of one node or more, as a process of its own: python -m tests.e2e.head_node DIRECTORY NODES
 
 Writes its address to DIRECTORY/address and ends when its standard input does.
 """
@@ -22,11 +22,11 @@ STORE_BYTES = 200 << 20
 
 
 @contextmanager
-def head_node() -> Iterator[str]:
-    """The address of the cluster."""
+def head_node(nodes: int = 1) -> Iterator[str]:
+    """The address of the cluster; whoever joins it from this machine belongs to the first node."""
     # Short, since the paths of sockets may have 107 bytes only.
     with tempfile.TemporaryDirectory(prefix="h-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        command = [sys.executable, "-m", "tests.e2e.head_node", directory]
+        command = [sys.executable, "-m", "tests.e2e.head_node", directory, str(nodes)]
         address = Path(directory, "address")
         # Ray leaves word of the cluster there, and not where it would be taken for one of this machine.
         environment = {**os.environ, "RAY_TMPDIR": directory}
@@ -47,18 +47,15 @@ def head_node() -> Iterator[str]:
                 process.wait(STOP_SECONDS)
 
 
-def main(directory: Path) -> None:
-    """Start the node and stay."""
+def main(directory: Path, nodes: int) -> None:
+    """Start the nodes and stay."""
     from ray.cluster_utils import Cluster
 
     cluster: Any = Cluster()
-    cluster.add_node(
-        num_cpus=4,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=STORE_BYTES,
-        temp_dir=str(directory / "ray"),
-    )
+    options = {"num_gpus": 0, "object_store_memory": STORE_BYTES, "temp_dir": str(directory / "ray")}
+    cluster.add_node(num_cpus=4, include_dashboard=False, **options)
+    for _ in range(1, nodes):
+        cluster.add_node(num_cpus=4, **options)
     try:
         (directory / "address").write_text(cluster.address, encoding="utf-8")
         sys.stdin.read()
@@ -67,4 +64,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline.task.arithmetic import Problem, problems
+from tests.e2e.head_node import head_node
 from tests.e2e.train_process import TrainProcess, train
 from tests.unit.dataset.files import write_jsonl, write_parquet
 
@@ -46,6 +50,22 @@ def as_chats(chosen: Sequence[Problem]) -> list[dict[str, Any]]:
     ]
 
 
+def copy_model(directory: Path, template: str | None) -> None:
+    """The shipped model as another one: with a chat template, or without one and without a padding token."""
+    shutil.copytree(SHIPPED, directory)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+        return
+    for file in directory.glob("*config.json"):
+        settings = {k: v for k, v in json.loads(file.read_text(encoding="utf-8")).items() if not k.startswith("pad_")}
+        file.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def parent(pid: int) -> int:
+    """Of a process: the raylet of the node that it runs on."""
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+
+
 def finish(run: TrainProcess) -> None:
     """The run comes to its end without a word on stderr."""
     ended = run.end(300)
@@ -65,9 +85,7 @@ def last_validation(run: TrainProcess) -> Mapping[str, float]:
 
 
 def test_parquet_chats_and_an_async_function(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(SHIPPED, model)
-    (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    copy_model(tmp_path / "model", TEMPLATE)
     (tmp_path / "judge.py").write_text(JUDGE, encoding="utf-8")
     write_parquet(tmp_path / "train.parquet", as_chats(problems("train")))
     write_parquet(tmp_path / "val.parquet", as_chats(problems("validation")[:40]))
@@ -93,14 +111,18 @@ def test_parquet_chats_and_an_async_function(tmp_path: Path) -> None:
         run.assert_nothing_is_left()
 
 
-def test_jsonl_texts_and_math_verify(tmp_path: Path) -> None:
+def test_jsonl_texts_for_a_base_model_and_math_verify(tmp_path: Path) -> None:
+    copy_model(tmp_path / "model", None)
     texts = [row(index, problem, problem.prompt) for index, problem in enumerate(problems("train")[:3])]
     write_jsonl(tmp_path / "train.jsonl", [*texts, row(3, problems("train")[3], "1" * 99)])
     held_out = [row(index, problem, problem.prompt) for index, problem in enumerate(problems("validation")[:40])]
     write_jsonl(tmp_path / "one.jsonl", held_out[:20])
     write_jsonl(tmp_path / "two.jsonl", held_out[20:])
-    settings = ["data.train_files=train.jsonl", "data.val_files=[one.jsonl,two.jsonl]", "reward.name=math_verify"]
-    with train(tmp_path, [*SMALL, *settings, "data.truncation=filter"]) as run:
+    settings = [
+        *("model.path=model", "data.train_files=train.jsonl", "data.val_files=[one.jsonl,two.jsonl]"),
+        *("reward.name=math_verify", "data.truncation=filter"),
+    ]
+    with train(tmp_path, [*SMALL, *settings]) as run:
         finish(run)
         # Three usable rows make 32 samples: more than ten epochs, in each of which the long one is left out.
         assert trained(run) == 32
@@ -123,3 +145,26 @@ def test_a_reasoning_gym_data_set_by_name(tmp_path: Path) -> None:
         assert set(last_validation(run)) == {"val-core/reasoning_gym/chain_sum/acc/mean@1"}
         texts = "".join(file.read_text(encoding="utf-8") for file in (run.run_dir / "rollouts").glob("*.jsonl"))
         assert texts.count("State the final answer to the following arithmetic problem") >= 32
+
+
+@pytest.mark.slow
+def test_parquet_and_an_async_function_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(JUDGE, encoding="utf-8")
+    for name, chosen in (("train", problems("train")), ("val", problems("validation")[:20])):
+        texts = [row(index, problem, problem.prompt) for index, problem in enumerate(chosen)]
+        write_parquet(tmp_path / f"{name}.parquet", texts)
+    settings = [
+        *("data.train_files=train.parquet", "data.val_files=val.parquet", "checkpoint_engine.backend=ray_object"),
+        *("reward.custom_reward_function.path=judge.py", "reward.reward_kwargs={bonus: 0}"),
+    ]
+    with head_node(nodes=2) as address, train(tmp_path, [*SMALL, *settings, f"ray.address={address}"]) as run:
+        nodes = {role: parent(run.until_started(role)) for role in ("trainer", "rollouter", "replica-0")}
+        finish(run)
+        assert nodes["trainer"] == nodes["rollouter"] != nodes["replica-0"]
+        assert trained(run) == 32
+        summary = run.summary()
+        assert summary["syncs"]["verified_count"] == summary["syncs"]["count"] == 5
+        assert all(step["metrics"]["reward/length/mean"] > 0 for step in run.events("train.step"))
+        assert {"val-core/sums/acc/mean@1", "val-core/differences/acc/mean@1"} <= set(last_validation(run))
+        assert (run.run_dir / "reward.log").read_text(encoding="utf-8").count("judged") >= 32 * 4
+        run.assert_nothing_is_left()

@@ -44,10 +44,16 @@ class RewardConfig(Section):
         default_factory=dict, description="Further keyword arguments of the custom reward function."
     )
     timeout_seconds: float = Field(
-        30.0, gt=0, description="Longest time for one reward, retries included; a slower one fails its own sample."
+        30.0,
+        gt=0,
+        description="Longest time for one reward, retries included; a slower one fails its own sample "
+        "(rollout.group_policy).",
     )
     num_workers: int = Field(
-        8, ge=1, description="Rewards computed at the same time; a def function has so many processes at most."
+        8,
+        ge=1,
+        description="Rewards computed at the same time; a def function has so many processes at most, and one more for "
+        "each call that has taken a quarter of its deadline.",
     )
     retry_attempts: int = Field(
         3, ge=1, description="How often a reward function is called in all when it fails with a network error."

@@ -91,8 +91,8 @@ class RolloutConfig(Section):
     group_policy: Literal["retry", "survivors"] = Field(
         "retry",
         description="What becomes of a prompt's responses when one of them cannot be made (refused, lost too often, "
-        "out of time): retry gives them all up and takes another prompt; survivors goes on with those that are there, "
-        "if there are at least two.",
+        "out of time) or has no reward: retry gives them all up and takes another prompt; survivors goes on with those "
+        "that are there, if there are at least two.",
     )
     sample_timeout_seconds: float | None = Field(
         None,

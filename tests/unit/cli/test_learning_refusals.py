@@ -23,6 +23,7 @@ REFUSALS = [
     (["model.path=pickled"], "has no *.safetensors file; save it again with save_pretrained"),
     (["model.path=shards"], "lacks model-00002-of-00002.safetensors, which its model.safetensors.index.json names"),
     (["model.path=broken"], "model.path: cannot read "),
+    (["model.path=tokenless"], "tokenizer.json is missing; save the model's fast tokenizer there"),
     (["model.path=short"], "allow 24 tokens together, but the model of model.path="),
     (["model.path=endless"], "names no eos_token_id: a response would never end"),
     (["actor.policy_loss.loss_mode=gspo"], "set actor.loss_agg_mode=seq-mean-token-mean"),
@@ -77,6 +78,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = json.dumps({"weight_map": names})
     (directory / "shards" / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    write_model(directory / "tokenless", {}, "tokenizer.json")
     write_model(directory / "broken", {})
     (directory / "broken" / "config.json").write_text("{", encoding="utf-8")
     write_model(directory / "short", {"max_position_embeddings": 20})

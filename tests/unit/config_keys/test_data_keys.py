@@ -88,8 +88,15 @@ def test_what_becomes_of_a_longer_prompt(tmp_path: Path) -> None:
     whole = drawn({**settings, "data.max_prompt_length": 6}, 1)[0].token_ids
     assert tokens("left") == whole[-4:]
     assert tokens("right") == whole[:4]
-    task_parts.check_task(config_with({**settings, "data.truncation": "filter"}))
     assert not source_of(config_with({**settings, "data.truncation": "filter"})).validation_prompts()
+    with pytest.raises(
+        ConfigError, match=r"all of the 1 prompts that begin with .*rows\.jsonl:1 have more than 4 tokens"
+    ):
+        task_parts.check_task(config_with({**settings, "data.truncation": "filter"}))
+    mixed = str(write_jsonl(tmp_path / "mixed.jsonl", [sum_row(0, prompt="123456"), sum_row(1)]))
+    files: dict[str, object] = {**settings, "data.train_files": mixed, "data.val_files": mixed}
+    task_parts.check_task(config_with({**files, "data.truncation": "filter"}))
+    assert len(source_of(config_with({**files, "data.truncation": "filter"})).validation_prompts()) == 1
     with pytest.raises(ConfigError, match=r"data\.max_prompt_length: .*rows\.jsonl:1 has 6 tokens, more than 4"):
         task_parts.check_task(config_with(settings))
 

@@ -108,5 +108,12 @@ def test_longer_prompts_are_cut_or_left_to_be_refused(tmp_path: Path, truncation
             ConfigError, match=r"data\.max_prompt_length: .*b\.jsonl:1 has 8 tokens, more than 5; raise"
         ):
             check(prompts, longest=5, truncation=truncation, whole=1, rendered=1)
+    elif truncation == "filter":
+        with pytest.raises(
+            ConfigError, match=r"all of the 1 prompts that begin with .*b\.jsonl:1 have more than 5 tokens"
+        ):
+            check(prompts, longest=5, truncation=truncation, whole=1, rendered=1)
+        mixed = prompts_of(tmp_path, [sum_row(0, prompt="12345678"), sum_row(1, prompt="12345")], truncation)
+        check(mixed, longest=5, truncation=truncation, whole=2, rendered=2)
     else:
         check(prompts, longest=5, truncation=truncation, whole=1, rendered=1)

@@ -112,9 +112,10 @@ print(len(rows), held() - before)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_opening_a_large_file_loads_no_rows(tmp_path: Path, kind: str) -> None:
-    """300,000 rows of 600 bytes: as objects they would take far more than their 180 MB."""
-    count, text = 300_000, "x" * 500
+@pytest.mark.parametrize(("count", "length"), [(300_000, 500), (2_000_000, 100)], ids=["long", "many"])
+def test_opening_a_large_file_loads_no_rows(tmp_path: Path, kind: str, count: int, length: int) -> None:
+    """300,000 rows of 600 bytes, 2,000,000 of 200: as objects they would take far more than their 180 and 400 MB."""
+    text = "x" * length
     large, small = tmp_path / f"large.{kind}", tmp_path / f"small.{kind}"
     if kind == "jsonl":
         line = '{"prompt": "' + text + '", "data_source": "d", "reward_model": {"ground_truth": "1"}}\n'

@@ -78,12 +78,16 @@ def prompt(ground_truth: Any = "42", **extra_info: Any) -> Prompt:
 
 
 def with_reward(
-    spec: FunctionSpec, log: Path, scenario: Callable[[ProcessReward], Awaitable[None]], processes: int = 2
+    spec: FunctionSpec,
+    log: Path,
+    scenario: Callable[[ProcessReward], Awaitable[None]],
+    processes: int = 2,
+    deadline_seconds: float = 60.0,
 ) -> None:
     """Run a scenario with the reward of a function, and end its processes."""
 
     async def main() -> None:
-        reward = await open_reward(spec, log, processes)
+        reward = await open_reward(spec, log, processes, deadline_seconds)
         try:
             async with asyncio.timeout(60):
                 await scenario(reward)

@@ -71,12 +71,14 @@ def score_all(path: Path, notes: Path, log: Path) -> tuple[list[Sample], dict[st
             if len(samples) + len(failures) == ROWS:
                 done.set()
 
-        reward = await open_reward(spec_of(path, notes=str(notes)), log, WORKERS)
+        reward = await open_reward(spec_of(path, notes=str(notes)), log, WORKERS, 5.0)
         scorer = Scorer(
             life=1,
             reward=BoundedReward(RewardConfig(timeout_seconds=5.0, num_workers=WORKERS), reward),
             decoder=Digits(),
+            policy="retry",
             on_sample=partial(end_of, samples.append),
+            on_reduced=lambda *_: None,
             on_failure=partial(end_of, failures.__setitem__),
         )
         for index in range(ROWS):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import ConfigError, RewardError
+from paceline.core.errors import ConfigError, RewardError, RewardTimeout
 from paceline.core.sample import Score
+from paceline.core.sections.reward import RewardConfig
 from paceline.reward.process_reward import MOST_CHILDREN, ProcessReward, open_reward
+from paceline.rollout.bounded_reward import BoundedReward
 from tests.unit.reward.functions import ASYNC, HOSTILE, prompt, spec_of, with_reward, write
 
 RIGHT = Score(1.0, {"length": 2.0})
@@ -71,6 +73,21 @@ def test_what_a_function_does_costs_its_own_call(tmp_path: Path, capfd: pytest.C
     assert sorted((tmp_path / "log").read_text(encoding="utf-8").split("\n")) == ["", "more noise", "noise"]
 
 
+def test_lines_that_several_processes_print_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    text = (
+        "import sys\ndef compute_score(solution_str, **row):\n"
+        "    for number in range(20000): print('noise', file=(sys.stdout, sys.stderr)[number % 2])\n    return 1"
+    )
+
+    async def scenario(reward: ProcessReward) -> None:
+        assert await asyncio.gather(*(outcome(reward, "42") for _ in range(20))) == ["1.0"] * 20
+
+    with_reward(spec_of(write(tmp_path, text)), tmp_path / "log", scenario)
+    lines = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    assert (set(lines), len(lines)) == ({"noise"}, 20000 * 20)
+
+
 def test_a_hanging_call_ends_at_its_deadline_and_others_go_on(tmp_path: Path) -> None:
     async def scenario(reward: ProcessReward) -> None:
         hanging = asyncio.ensure_future(outcome(reward, "hang", deadline=0.5))
@@ -81,6 +98,56 @@ def test_a_hanging_call_ends_at_its_deadline_and_others_go_on(tmp_path: Path) ->
         assert reward.started <= 3
 
     with_reward(spec_of(write(tmp_path, HOSTILE)), tmp_path / "log", scenario)
+
+
+def test_a_late_call_has_a_successor_before_it_is_ended(tmp_path: Path) -> None:
+    hang = "    while solution_str == 'hang': pass\n"
+    text = f"import os\ndef compute_score(solution_str, **row):\n{hang}    return os.getpid()"
+
+    async def scenario(reward: ProcessReward) -> None:
+        first = await outcome(reward, "?")
+        hanging = asyncio.ensure_future(outcome(reward, "hang"))
+        await asyncio.sleep(0)
+        second = await outcome(reward, "?")  # its one place is taken: only a successor can answer
+        assert not hanging.done()
+        assert first != second
+        hanging.cancel()
+        assert await outcome(reward, "?") == second
+        assert reward.started == 2  # none was started for the one that has ended
+
+    with_reward(spec_of(write(tmp_path, text)), tmp_path / "log", scenario, processes=1, deadline_seconds=1.0)
+
+
+def test_the_start_of_a_process_is_on_nobodys_deadline(tmp_path: Path) -> None:
+    text = (
+        "import time\ntime.sleep(1.0)\n"
+        "def compute_score(solution_str, **row):\n    while solution_str == 'hang': pass\n    return 1"
+    )
+
+    async def scenario(reward: ProcessReward) -> None:
+        bounded = BoundedReward(RewardConfig(num_workers=2, timeout_seconds=0.5), reward)
+        calls = (bounded.score(prompt(), response) for response in ("hang", "hang", "?", "hang", "hang", "?"))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [
+            *(RewardTimeout, RewardTimeout, Score),
+            *(RewardTimeout, RewardTimeout, Score),
+        ]
+
+    with_reward(spec_of(write(tmp_path, text)), tmp_path / "log", scenario, deadline_seconds=0.5)
+
+
+def test_everybody_who_waits_learns_that_no_process_can_be_started(tmp_path: Path) -> None:
+    path = write(tmp_path, HOSTILE)
+
+    async def scenario(reward: ProcessReward) -> None:
+        path.unlink()
+        results = await asyncio.gather(*(outcome(reward, response) for response in ("exit", "42", "42", "42")))
+        assert results[0] == "reward: its process ended with 3"
+        assert all("no process can be started any more" in result for result in results[1:])
+        write(tmp_path, HOSTILE)
+        assert await outcome(reward, "42") == "1.0"
+
+    with_reward(spec_of(path), tmp_path / "log", scenario, processes=1)
 
 
 def test_a_start_is_not_lost_when_whoever_waited_for_it_gives_up(tmp_path: Path) -> None:
@@ -194,7 +261,7 @@ def test_a_function_that_cannot_be_loaded_any_more_fails_its_calls_until_it_can(
 )
 def test_a_function_that_cannot_be_loaded_is_refused(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
-        asyncio.run(open_reward(spec_of(write(tmp_path, text)), tmp_path / "log", 2))
+        asyncio.run(open_reward(spec_of(write(tmp_path, text)), tmp_path / "log", 2, 30.0))
 
 
 def test_nothing_is_left_when_it_is_closed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from paceline.core.events import (
     ValidationSkipped,
     ValidationStarted,
 )
-from paceline.core.ports import RewardFn
+from paceline.core.ports import PromptSource, RewardFn
 from paceline.core.sample import Completion, Prompt, Sample, decode_sample
 from paceline.message_queue import MessageQueue
 from paceline.rollout.rollouter import FullyAsyncRollouter
@@ -87,8 +87,11 @@ class PickyReward:
 
 
 class Rig:
-    def __init__(self, clock: VirtualClock, config: Config, reward: RewardFn) -> None:
+    def __init__(
+        self, clock: VirtualClock, config: Config, reward: RewardFn, prompts: PromptSource | None = None
+    ) -> None:
         self.clock = clock
+        self.prompts = prompts or Prompts()
         self.config = config
         self.events = RecordingEvents()
         self.queue = MessageQueue(
@@ -98,7 +101,7 @@ class Rig:
         self.rollouter = FullyAsyncRollouter(
             config,
             life=1,
-            prompts=Prompts(),
+            prompts=self.prompts,
             replicas=self.replicas,
             queue=self.queue,
             reward=reward,
@@ -128,10 +131,13 @@ def config(total: int = 40, threshold: float = 0.0, places: int = 64, filter_gro
 
 
 def with_rig(
-    scenario: Callable[[Rig], Awaitable[None]], chosen: Config | None = None, reward: RewardFn | None = None
+    scenario: Callable[[Rig], Awaitable[None]],
+    chosen: Config | None = None,
+    reward: RewardFn | None = None,
+    prompts: PromptSource | None = None,
 ) -> None:
     async def main(clock: VirtualClock) -> None:
-        rig = Rig(clock, chosen or config(), reward or PickyReward())
+        rig = Rig(clock, chosen or config(), reward or PickyReward(), prompts)
         fitting = asyncio.ensure_future(rig.rollouter.fit())
         try:
             async with asyncio.timeout(500):
