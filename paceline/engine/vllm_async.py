@@ -267,6 +267,9 @@ def _tell_environment(options: VllmOptions) -> None:
     os.environ["OMP_NUM_THREADS"] = str(max(1, options.threads))
     if options.socket_dir:  # an engine that is killed leaves its sockets, and torch's compiler its headers
         os.environ["VLLM_RPC_BASE_PATH"] = os.environ["TMPDIR"] = tempfile.tempdir = options.socket_dir
+    if options.tensor_parallel_size == 1 and not torch.cuda.device_count():
+        # Engine and worker in one process: two would spin while they wait for each other, on cores that others need.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     for name, value in (
         ("VLLM_LOGGING_LEVEL", "ERROR"),
         ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),  # its processes start clean of what this one has loaded

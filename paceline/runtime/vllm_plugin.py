@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _WATCH = "paceline-watch-parent"
+_LAST_SECONDS = 3.0
 
 
 def register() -> None:
@@ -39,8 +41,9 @@ def register() -> None:
 
 
 def end_with_parent() -> None:
-    """From now on this process is killed when the one that has spawned it is gone: vLLM's engine process would wait for
-    requests for ever. Does nothing in a process that multiprocessing has not started.
+    """From now on this process ends when the one that has spawned it is gone: vLLM's engine process would wait for
+    requests for ever. It gets time to remove its shared memory. Does nothing in a process that multiprocessing has not
+    started.
     """
     parent = multiprocessing.parent_process()
     watching = any(thread.name == _WATCH for thread in threading.enumerate())
@@ -49,6 +52,8 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_LAST_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name=_WATCH, daemon=True).start()

@@ -41,7 +41,8 @@ class StockServer:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",  # several servers share few cores; waiting threads would spin
+            "OMP_NUM_THREADS": "1",  # several servers share few cores
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
         }
