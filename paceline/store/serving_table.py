@@ -33,6 +33,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 _MAX_TABLE_BYTES = 1 << 29
 _SETTLE_SECONDS = 0.05
 _PLACES_KEPT = 8
+_AT_CWD = -100
+_RENAME_EXCHANGE = 2
 
 
 _Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -117,9 +119,20 @@ class FileServingBoard:
 
     def _write(self, table: ServedWeights, tensors: msgspec.Raw) -> None:
         part = self._path.with_suffix(".json.part")
-        part.write_bytes(msgspec.json.encode({**structs.asdict(table), "tensors": tensors}))
-        part.replace(self._path)
+        with part.open("r+b" if part.exists() else "wb") as file:
+            file.write(msgspec.json.encode({**structs.asdict(table), "tensors": tensors}))
+            file.truncate()
+        _exchange(part, self._path)
         self._written = table
+
+
+def _exchange(part: Path, path: Path) -> None:
+    """Let the new table have the path. The one before becomes the next part: what is renamed over a file has its blocks
+    allocated first, which takes longer than all the rest.
+    """
+    exchanged = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchanged is None or exchanged(_AT_CWD, os.fsencode(part), _AT_CWD, os.fsencode(path), _RENAME_EXCHANGE) != 0:
+        part.replace(path)  # the first one, and where the kernel or the filesystem cannot
 
 
 def read_served(path: str) -> ServedWeights:
@@ -128,6 +141,13 @@ def read_served(path: str) -> ServedWeights:
     Raises:
         SyncError: there is none, or it cannot be read.
     """
+    try:
+        return _decoded(path)
+    except SyncError:
+        return _decoded(path)  # one that was opened two tables ago may be overwritten while it is read
+
+
+def _decoded(path: str) -> ServedWeights:
     try:
         if Path(path).stat().st_size > _MAX_TABLE_BYTES:
             raise SyncError(f"{path} is too large for a table of served weights")

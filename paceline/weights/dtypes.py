@@ -5,6 +5,8 @@ What a new torch release adds can be moved at once, since only bytes are moved.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from paceline.core.errors import SyncError
@@ -15,6 +17,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@lru_cache(maxsize=64)
 def dtype_of(name: str) -> torch.dtype:
     """Inverse of `dtype_name`.
 

@@ -8,7 +8,7 @@ reserved, mapped or read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -61,7 +61,7 @@ def check_manifest(manifest: WeightManifest, capacity: int) -> None:
 
 
 def _is_digest(text: str) -> bool:
-    return len(text) == DIGEST_LENGTH and set(text) <= set("0123456789abcdef")
+    return len(text) == DIGEST_LENGTH and not text.strip("0123456789abcdef")
 
 
 def view_of(buffer: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
@@ -70,9 +70,23 @@ def view_of(buffer: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return raw.view(dtype_of(meta.dtype)).view(meta.shape)
 
 
+def stored_views(buffer: torch.Tensor, tensors: Iterable[TensorMeta]) -> dict[str, torch.Tensor]:
+    """Each of these at its place in `buffer`, as `view_of` does it, but with fewer steps: a pause may wait for this."""
+    typed: dict[str, torch.Tensor] = {}
+    views: dict[str, torch.Tensor] = {}
+    for meta in tensors:
+        if meta.dtype not in typed:
+            dtype = dtype_of(meta.dtype)
+            typed[meta.dtype] = buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        elements = typed[meta.dtype]
+        start = meta.offset // elements.element_size()
+        views[meta.name] = elements[start : start + meta.nbytes // elements.element_size()].view(meta.shape)
+    return views
+
+
 def views_of(buffer: torch.Tensor, manifest: WeightManifest) -> dict[str, torch.Tensor]:
     """Every name, aliases included, as a view of `buffer`; an alias shares the storage of its stored tensor."""
-    views = {meta.name: view_of(buffer, meta) for meta in manifest.tensors}
+    views = stored_views(buffer, manifest.tensors)
     views.update({alias: views[stored] for alias, stored in manifest.aliases.items()})
     return views
 

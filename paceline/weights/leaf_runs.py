@@ -18,7 +18,7 @@ from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest
 from paceline.weights.work_sharing import share_out
 
 _RUN_BYTES = 4 * LEAF_BYTES
-_SHARE_BYTES = 32 * LEAF_BYTES  # of one call
+_SHARE_BYTES = 8 * LEAF_BYTES  # of one call
 
 Bytes = NDArray[np.uint8]
 

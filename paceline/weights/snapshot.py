@@ -19,7 +19,7 @@ from paceline.weights.coverage import matches
 from paceline.weights.digesting_copy import CopyJob, copy_and_digest
 from paceline.weights.dtypes import dtype_name, dtype_of, is_castable
 from paceline.weights.finite import nonfinite_error, not_allowed
-from paceline.weights.layout import plan_layout, view_of
+from paceline.weights.layout import plan_layout, stored_views
 from paceline.weights.named_tensors import split_aliases
 from paceline.weights.tree_digest import root_digest
 
@@ -86,7 +86,8 @@ class SnapshotWriter:
             NonFiniteWeights: the guard is on and written values are NaN or infinite; the buffer is then of no use.
         """
         assert self._plan is not None, "prepare comes before publish"
-        jobs = (CopyJob(meta.name, stored[meta.name], view_of(buffer, meta)) for meta in self._plan.tensors)
+        targets = stored_views(buffer, self._plan.tensors)
+        jobs = [CopyJob(name, stored[name], target) for name, target in targets.items()]
         result = copy_and_digest(jobs, self._nonfinite, self._threads)
         if bad := not_allowed(result.nonfinite, self._any_value):
             raise nonfinite_error(bad)

@@ -118,7 +118,8 @@ def test_a_new_version_replaces_the_table_as_a_whole(tmp_path: Path) -> None:
     publish(str(tmp_path), one, 1)
     digest = publish(str(tmp_path), two, 2)
     assert hash_served(str(tmp_path / "replica-0.json")) == (2, digest)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["replica-0.json"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["replica-0.json", "replica-0.json.part"]
+    assert read_served(str(tmp_path / "replica-0.json.part")).version == 1, "the table before, to be written over"
 
 
 def test_a_table_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
