@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -116,6 +117,10 @@ class FakeVllmLibrary:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.built: dict[str, Any] = {}
+
+        # What the engine tells vLLM by the environment is told here for the test alone.
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        monkeypatch.setattr(tempfile, "tempdir", tempfile.gettempdir())
 
         async def init_weight_transfer_engine(request: Any) -> None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,9 @@ def run_example(text: str, server: FakeVllm, directory: Path) -> torch.nn.Module
     text = re.sub(r"^model = .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"http://[\d.]+:8000", server.url, text).replace("...  # train", "train()")
     text = text.replace("/mnt/weights", str(directory / "weights")).replace('"/tmp"', repr(str(directory)))
-    exec(compile(text, str(GUIDE), "exec"), {"model": model, "train": train})
+    names: dict[str, Any] = {"model": model, "train": train}
+    exec(compile(text, str(GUIDE), "exec"), names)
+    names["sender"].close()
     return model
 
 
