@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Literal
 
 import numpy as np
@@ -68,7 +69,10 @@ def copy_and_digest(jobs: Iterable[CopyJob], nonfinite: Nonfinite, threads: int 
         for span, (source, _), found in zip(spans, pairs, copy_leaves(pairs, test.mask, threads), strict=True):
             leaves[span.name], largest = found
             counts[span.name] = span.count(source) if largest >= test.bound else 0
-    for name, found_leaves, count in share_out(threads, lambda span: span.run(nonfinite), others):
+    scratch: SimpleQueue[torch.Tensor] = SimpleQueue()
+    for _ in range(max(1, threads) if others else 0):  # not each thread its own: the allocator would keep them all
+        scratch.put(torch.empty(LEAF_BYTES, dtype=torch.uint8))
+    for name, found_leaves, count in share_out(threads, lambda span: span.run(nonfinite, scratch), others):
         leaves[name] += found_leaves
         counts[name] += count
     return CopyResult(
@@ -101,37 +105,41 @@ class _Span:
         for start in range(0, target.numel(), step):
             yield _Span(self.name, dense[start : start + step], target[start : start + step])
 
-    def run(self, nonfinite: Nonfinite) -> tuple[str, bytes, int]:
-        """The job's name, digests of the leaves, and non-finite elements in all of them."""
+    def run(self, nonfinite: Nonfinite, scratch: SimpleQueue[torch.Tensor]) -> tuple[str, bytes, int]:
+        """The job's name, digests of the leaves, and non-finite elements in all of them.
+
+        `scratch` holds one buffer of a leaf for each thread.
+        """
         written = _bytes_of(self.target.view(-1))
         test = _NO_TEST if nonfinite == "off" else exponent_test(self.target.dtype)
         leaves, count, place = b"", 0, 0
-        for part in self._parts():
+        leaf = scratch.get_nowait()
+        for part in self._parts(leaf):
             target = written[place : place + len(part)]
             ((digests, largest),) = copy_leaves([(part, target)], _NO_TEST.mask if test is None else test.mask)
             if test is None or largest >= test.bound:
                 count += self.count(part)
             leaves += digests
             place += len(part)
+        scratch.put(leaf)
         return self.name, leaves, count
 
     def count(self, part: NDArray[np.uint8]) -> int:
         """Non-finite elements in bytes as they are written."""
         return count_nonfinite(torch.from_numpy(part).view(self.target.dtype))
 
-    def _parts(self) -> Iterator[NDArray[np.uint8]]:
-        """The bytes to write, in runs of whole leaves: as they lie there, or one leaf at a time where they are cast."""
+    def _parts(self, leaf: torch.Tensor) -> Iterator[NDArray[np.uint8]]:
+        """The bytes to write, in runs of whole leaves: as they lie there, or by way of `leaf` where they are cast."""
         source = self.source
         if source.dim() != 1 or not source.is_contiguous():
             source = self.target.copy_(source).view(-1)  # stored on itself then, which spares a second buffer
         if source.dtype == self.target.dtype and source.device.type == "cpu":
             yield _bytes_of(source)
             return
-        step = LEAF_BYTES // self.target.element_size()
-        scratch = torch.empty(min(step, source.numel()), dtype=self.target.dtype)
-        for start in range(0, source.numel(), step):
-            part = source[start : start + step]
-            yield _bytes_of(scratch[: part.numel()].copy_(part))
+        values = leaf.view(self.target.dtype)
+        for start in range(0, source.numel(), len(values)):
+            part = source[start : start + len(values)]
+            yield _bytes_of(values[: part.numel()].copy_(part))
 
 
 def _bytes_of(dense: torch.Tensor) -> NDArray[np.uint8]:
