@@ -131,6 +131,17 @@ class PatchableEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class FillableEngine(Protocol):
+    """What an engine of capability `copied` may have: a version that is sent whole is copied into `served_tensors` by
+    the replica, which proves each piece on the way. `bind` is called for the first version, and where that cannot be.
+    """
+
+    def filled(self, version: int) -> None:
+        """`served_tensors` hold this version, proved; nothing is written to them. The KV policy is `bind`'s."""
+        ...
+
+
 class WeightTransactionPort(Protocol):
     """The versions a replica holds (`sync.weight_transaction`), as its decode loop sees them."""
 

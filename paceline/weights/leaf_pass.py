@@ -26,6 +26,7 @@ LEAST_BYTES = 256  # of a leaf; XXH3 treats inputs of up to 240 bytes in other w
 
 _BLOCK_LINES = 16
 _BLOCK_BYTES = _BLOCK_LINES * LINE_BYTES
+_AHEAD_BLOCKS = 4  # copied before they are hashed
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
@@ -76,6 +77,16 @@ def copy_runs(
     _copy_each(runs.sources, targets, runs.lengths, runs.firsts, leaf_bytes, mask, digests, largest)
 
 
+def fill_runs(
+    runs: LeafRuns, targets: NDArray[np.int64], digests: NDArray[np.uint64], leaf_bytes: int = LEAF_BYTES
+) -> None:
+    """Copy each run to its target, leaf by leaf, and write the digest of what is then read there, [leaves, 2].
+
+    A leaf is read again while the caches still have it, so memory is not asked twice.
+    """
+    _fill_each(runs.sources, targets, runs.lengths, runs.firsts, leaf_bytes, digests)
+
+
 def as_bytes(digests: NDArray[np.uint64]) -> bytes:
     """The digests one after another, 16 bytes each."""
     return digests.astype(">u8").tobytes()
@@ -121,8 +132,43 @@ def _copy_leaf(_typing: Any, source: Any, target: Any, length: Any, mask: Any, d
 
 
 @operation
+def _fill_leaf(_typing: Any, source: Any, target: Any, length: Any, digests: Any, place: Any) -> Any:
+    """Copy `length` bytes from the address `source` to the address `target`, and write the digest of what is there.
+
+    The copy runs `_AHEAD_BLOCKS` ahead of the hash: what is hashed is read from the target, out of the nearest cache.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start, to, length = _pointer(builder, arguments[0]), _pointer(builder, arguments[1]), arguments[2]
+        move: Any = cgutils.raw_memcpy
+
+        def move_block(offset: Any) -> None:
+            rest = builder.sub(length, offset)
+            there, here = builder.gep(to, [offset]), builder.gep(start, [offset])
+            with builder.if_else(builder.icmp_signed(">=", rest, _word(_BLOCK_BYTES))) as (whole, partly):
+                with whole:
+                    _move_lines(builder, here, there)
+                with partly, builder.if_then(builder.icmp_signed(">", rest, _word(0))):
+                    move(builder, there, here, rest, 1)
+
+        for number in range(_AHEAD_BLOCKS):
+            move_block(_word(number * _BLOCK_BYTES))
+        out = _data_of(context, builder, signature, arguments, 3)
+
+        def ahead(first: Any) -> None:
+            move_block(builder.add(first, _word(_AHEAD_BLOCKS * _BLOCK_BYTES)))
+
+        _hash(builder, to, length, _unseen, out, arguments[4], ahead)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, digests, types.int64), code
+
+
+@operation
 def _finish_stores(_typing: Any) -> Any:
-    """Stores past the cache are not ordered with later ones: whoever is told that the copy is done must find it."""
+    """What is stored is stored: loads that follow are not made from what is known to have been written, and stores past
+    the cache, which are not ordered with later ones, are found by whoever is told that the copy is done.
+    """
 
     def code(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -169,6 +215,23 @@ def _copy_each(
     _finish_stores()
 
 
+@kernel
+def _fill_each(
+    sources: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    leaf_bytes: int,
+    digests: NDArray[np.uint64],
+) -> None:
+    for run in range(len(sources)):
+        leaf = firsts[run]
+        for start in range(0, lengths[run], leaf_bytes):
+            length = min(leaf_bytes, lengths[run] - start)
+            _fill_leaf(sources[run] + start, targets[run] + start, length, digests, leaf)
+            leaf += 1
+
+
 # -- XXH3 as instructions ----------------------------------------------------------------------------------------------
 
 
@@ -176,11 +239,23 @@ def _unseen(_offset: Any, _values: Any) -> None:
     """Nothing is done with a line but to hash it."""
 
 
-def _hash(builder: Any, data: Any, length: Any, visit: Callable[[Any, Any], None], out: Any, place: Any) -> None:
+def _unprepared(_first: Any) -> None:
+    """Nothing is done before a block is read."""
+
+
+def _hash(
+    builder: Any,
+    data: Any,
+    length: Any,
+    visit: Callable[[Any, Any], None],
+    out: Any,
+    place: Any,
+    prepare: Callable[[Any], None] = _unprepared,
+) -> None:
     """XXH3-128 of `length` bytes at `data`, to the words 2 `place` and 2 `place` + 1 of `out`.
 
     `visit(offset, line)` makes what is done with each line besides; where `length` is no multiple of a line the last
-    one overlaps the one before.
+    one overlaps the one before. `prepare(offset)` makes what is done before a whole block is read.
     """
     allocate: Any = cgutils.alloca_once_value
     constant: Any = cgutils.global_constant
@@ -198,6 +273,7 @@ def _hash(builder: Any, data: Any, length: Any, visit: Callable[[Any, Any], None
     blocks = builder.lshr(before_the_last, _word(10))
     with cgutils.for_range(builder, blocks) as block:
         first = builder.mul(block.index, _word(_BLOCK_BYTES))
+        prepare(first)
         for number in range(_BLOCK_LINES):
             stripe(builder.add(first, _word(number * LINE_BYTES)), _key(number * 8))
         builder.store(_scrambled(builder, builder.load(running)), running)
@@ -210,6 +286,16 @@ def _hash(builder: Any, data: Any, length: Any, visit: Callable[[Any, Any], None
     for number, half in enumerate(_merged(builder, builder.load(running), length)):
         where = builder.add(builder.mul(place, _word(2)), _word(number))
         builder.store(half, builder.gep(words, [where]))
+
+
+def _move_lines(builder: Any, source: Any, target: Any) -> None:
+    """Copy a block."""
+    lines = []
+    for number in range(_BLOCK_LINES):
+        here = builder.bitcast(builder.gep(source, [_word(number * LINE_BYTES)]), _STRIPE.as_pointer())
+        lines.append(builder.load(here, align=1))
+        there = builder.bitcast(builder.gep(target, [_word(number * LINE_BYTES)]), _STRIPE.as_pointer())
+        builder.store(lines[-1], there, align=1)
 
 
 def _mixed(builder: Any, running: Any, values: Any, key: Any) -> Any:

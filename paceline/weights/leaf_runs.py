@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.weights.leaf_pass import LEAST_BYTES, LINE_BYTES, LeafRuns, as_bytes, copy_runs, digest_runs
+from paceline.weights.leaf_pass import LEAST_BYTES, LINE_BYTES, LeafRuns, as_bytes, copy_runs, digest_runs, fill_runs
 from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest
 from paceline.weights.work_sharing import share_out
 
@@ -65,6 +65,28 @@ def copy_leaves(
         most = int(largest[run_at[number] : run_at[number + 1]].max(initial=0))
         leaves, in_tail = _copy_plainly(source[whole[number] :], target[whole[number] :], mask)
         results.append((raw[16 * begin : 16 * end] + leaves, max(most, in_tail)))
+    return results
+
+
+def fill_leaves(pairs: Sequence[tuple[Bytes, Bytes]], threads: int = 1) -> list[bytes]:
+    """Copy each (source, target) of dense parts of equal lengths; the leaf digests that the target then has."""
+    whole = [_before_the_tail(source, 1) for source, _ in pairs]
+    runs, places = _cut([address_of(source) for source, _ in pairs], whole)
+    targets, _ = _cut([address_of(target) for _, target in pairs], whole)
+    digests = np.empty((places[-1], 2), np.uint64)
+    share_out(
+        threads,
+        lambda share: fill_runs(runs.part(*share), targets.sources[slice(*share)], digests),
+        _shares(runs),
+    )
+    raw = as_bytes(digests)
+    results = []
+    for (source, target), done, (begin, end) in zip(pairs, whole, pairwise(places), strict=True):
+        leaves = raw[16 * begin : 16 * end]
+        if done < len(source):
+            np.copyto(target[done:], source[done:])
+            leaves += leaf_digest(target[done:].data)
+        results.append(leaves)
     return results
 
 

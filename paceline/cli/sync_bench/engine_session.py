@@ -154,16 +154,16 @@ class EngineSession:
 
     async def digest_seconds(self, replicas: int) -> float:
         """What hashing adds to a sync behind the capture: of what is staged, once per node where replicas share it and
-        in each where they do not, and in the proof of each copied replica.
+        in each where they do not, and in the copies that prove themselves.
         """
         stagers = self._replicas[: 1 if shares_bytes(self._plan.engine, self._plan.mode) else replicas]
-        seconds = await self._hashing(stagers, self._plan.threads)
+        seconds = await self._longest(stagers, m.TakeDigest(self._plan.threads))
         if self._plan.apply == "copied":
-            seconds += await self._hashing(self._replicas[:replicas], 1)
+            seconds += await self._longest(self._replicas[:replicas], m.TakeProof())
         return seconds
 
-    async def _hashing(self, replicas: Sequence[RemoteReplica], threads: int) -> float:
-        calls = [replica.worker.call(m.TakeDigest(threads), m.Seconds) for replica in replicas]
+    async def _longest(self, replicas: Sequence[RemoteReplica], request: m.Request) -> float:
+        calls = [replica.worker.call(request, m.Seconds) for replica in replicas]
         return max(taken.seconds for taken in await asyncio.gather(*calls))
 
     async def peak_memory(self, replicas: int) -> int:

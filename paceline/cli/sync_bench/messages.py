@@ -119,6 +119,10 @@ class TakeDigest(_Tagged, frozen=True):
     threads: int
 
 
+class TakeProof(_Tagged, frozen=True):
+    """To a replica that copies: how much longer does a copy take that proves itself."""
+
+
 class PeerSync(_Tagged, frozen=True):
     """To a process of a peer: do your part of moving this version."""
 
@@ -150,6 +154,7 @@ Request = (
     | Resume
     | LastPause
     | TakeDigest
+    | TakeProof
     | PeerSync
     | PeerCheck
     | Stop
@@ -224,7 +229,7 @@ class PauseRecord(_Tagged, frozen=True):
 
 
 class Seconds(_Tagged, frozen=True):
-    """A duration: of the digest, or for how long a replica of a peer made no token (0: it makes none)."""
+    """A duration: of the digest or the proof, or for how long a replica of a peer made no token (0: it makes none)."""
 
     seconds: float
 

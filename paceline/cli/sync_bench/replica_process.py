@@ -28,7 +28,8 @@ from paceline.rollout.replica import Replica
 from paceline.runtime.system import SystemClock, ThreadWork
 from paceline.store.serving_table import FileServingBoard
 from paceline.sync.weight_transaction import WeightTransaction
-from paceline.weights.digest import digest_each
+from paceline.weights.digest import dense_bytes, digest_each
+from paceline.weights.leaf_runs import fill_leaves
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class ReplicaProcess:
         self._objects = objects
         self._name = "replica"
         self._engine: DecodeEngine | None = None
+        self._transaction: WeightTransaction | None = None
         self._replica: Replica | None = None
         self._loop: asyncio.Task[None] | None = None
 
@@ -69,6 +71,8 @@ class ReplicaProcess:
                 return await self._last_pause()
             case m.TakeDigest(threads):
                 return m.Seconds(await asyncio.to_thread(self._hash, threads))
+            case m.TakeProof():
+                return m.Seconds(await asyncio.to_thread(self._proof))
             case m.Stop():
                 await self._stop()
             case _:
@@ -86,7 +90,7 @@ class ReplicaProcess:
             board=FileServingBoard(directory=setup.directory, replica_id=setup.name),
             clock=clock,
         )
-        self._name, self._engine = setup.name, engine
+        self._name, self._engine, self._transaction = setup.name, engine, transaction
         self._replica = Replica(
             replica_id=setup.name,
             make_engine=lambda: engine,
@@ -133,6 +137,25 @@ class ReplicaProcess:
             digest_each(served, threads)
             seconds.append(time.perf_counter() - began)
         return statistics.median(seconds)
+
+    def _proof(self) -> float:
+        assert self._engine is not None
+        assert self._transaction is not None
+        assert self._transaction.serving is not None
+        own = {name: tensor for name, tensor in self._engine.served_tensors().items() if name != HEAD}
+        pairs = [(self._transaction.serving.tensors[name], memory) for name, memory in own.items()]
+        pieces = [(dense_bytes(source), dense_bytes(memory)) for source, memory in pairs]
+        proved: list[float] = []
+        plain: list[float] = []
+        for _ in range(_HASHES):  # over equal bytes: the engine may go on reading
+            began = time.perf_counter()
+            fill_leaves(pieces)
+            between = time.perf_counter()
+            for source, memory in pairs:
+                memory.copy_(source)
+            proved.append(between - began)
+            plain.append(time.perf_counter() - between)
+        return max(0.0, statistics.median(proved) - statistics.median(plain))
 
     async def _stop(self) -> None:
         if self._replica is not None and self._loop is not None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.weights.leaf_pass import LINE_BYTES, LeafRuns, as_bytes, digest_runs
-from paceline.weights.leaf_runs import address_of, copy_leaves, digest_leaves
+from paceline.weights.leaf_runs import address_of, copy_leaves, digest_leaves, fill_leaves
 from paceline.weights.tree_digest import LEAF_BYTES
 
 MASKS = [np.uint8(0x7F), np.uint16(0x7FFF), np.uint32(0x7FFFFFFF), np.uint64(0x7FFFFFFFFFFFFFFF), np.uint64(0)]
@@ -102,3 +102,36 @@ def test_a_source_on_itself_stays_as_it_is() -> None:
     before = room.copy()
     copy_leaves([(room, room)], np.uint64(0))
     assert np.array_equal(room, before)
+
+
+@pytest.mark.parametrize("nbytes", [*LENGTHS, 255, 257, 1023, 1025, 5 * 1024 + 3, LEAF_BYTES - 1, LEAF_BYTES + 1])
+@pytest.mark.parametrize("shift", [0, 1, 8])
+def test_a_fill_brings_every_byte_and_no_more_and_gives_the_digests_of_what_is_there(nbytes: int, shift: int) -> None:
+    source = random_bytes(nbytes + shift)[shift:]
+    target = target_of(nbytes, shift)
+    assert fill_leaves([(source, target[:nbytes])]) == [right_digests(source)]
+    assert np.array_equal(target[:nbytes], source)
+    assert target[nbytes] == 0
+
+
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 300, 4096, LEAF_BYTES, 5 * LEAF_BYTES + 1500]), max_size=6),
+    threads=st.integers(1, 3),
+)
+@settings(max_examples=30, deadline=None)
+def test_many_fills_with_any_number_of_threads(lengths: list[int], threads: int) -> None:
+    sources = [random_bytes(nbytes) for nbytes in lengths]
+    targets = [np.zeros(nbytes, np.uint8) for nbytes in lengths]
+    found = fill_leaves(list(zip(sources, targets, strict=True)), threads)
+    assert found == [right_digests(source) for source in sources]
+    assert all(np.array_equal(source, target) for source, target in zip(sources, targets, strict=True))
+
+
+@pytest.mark.parametrize("nbytes", [300, 4096, 9000, LEAF_BYTES])
+def test_a_fill_hashes_the_target_and_not_what_was_to_be_written(nbytes: int) -> None:
+    # The target overlaps its source, so other bytes arrive than the source had at first.
+    room = random_bytes(nbytes + 640)
+    before = right_digests(room[:nbytes])
+    (found,) = fill_leaves([(room[:nbytes], room[640:])])
+    assert found == right_digests(room[640:])
+    assert (found == before) == (nbytes <= 640)
