@@ -4,8 +4,8 @@ consumes: requests (`exchange`), stage / swap / pin / pause commands; produces: 
 `resume`; unblocked by: `exchange`, `swap`, `resume`, `close`.
 
 Law: everything that changes what a decode step may see (swap, pause, pin) runs *between* two steps, in the loop's own
-task, so after `pause()` returned no step runs until `resume()`, and no step sees half-applied weights (V6). Live
-requests are refused before the first confirmed version (V5).
+task or, where a swap is due, in the thread that decodes. So after `pause()` returned no step runs until `resume()`, and
+no step sees half-applied weights (V6). Live requests are refused before the first confirmed version (V5).
 
 Sessions: the live engine serves the newest version; with `partial_rollout` off a swap leaves sequences in flight to a
 draining session on their old version; a pinned session serves one version for a validation. Each holds its weights'
@@ -15,9 +15,7 @@ lease.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paceline.core.checkpoint_ports import NoJournal, TokenJournal
@@ -36,23 +34,13 @@ from paceline.core.ports import Clock, InferenceEngine, Work
 from paceline.core.sample import Completion, GenerationRequest
 from paceline.core.version import Version
 from paceline.core.weight_ports import StagedWeights, WeightTransactionPort
+from paceline.rollout.between_steps import BetweenSteps, Request
 from paceline.rollout.generation_meter import GenerationMeter
 from paceline.rollout.outbox import Outbox
+from paceline.rollout.session import Session
+from paceline.rollout.step_swap import StepSwap
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Session:
-    engine: InferenceEngine
-    staged: StagedWeights | None
-    pinned: bool
-    requests: set[str] = field(default_factory=set)
-    drain_until: float = float("inf")
-
-    @property
-    def has_work(self) -> bool:
-        return self.engine.running + self.engine.waiting > 0
 
 
 class Replica:
@@ -82,19 +70,19 @@ class Replica:
         self._stage_work = stage_work
         self._clock = clock
         self._events = events
-        self._live = _Session(engine=make_engine(), staged=None, pinned=False)
-        self._draining: list[_Session] = []
-        self._pinned: dict[int, _Session] = {}
+        self._live = Session(engine=make_engine(), staged=None, pinned=False)
+        self._draining: list[Session] = []
+        self._pinned: dict[int, Session] = {}
         self._idle_engines: list[InferenceEngine] = []
-        self._between: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._between = BetweenSteps()
         self._wake = asyncio.Event()
         self._paused = False
         self._closing = False
         self._turn = 0
         self._last_step_ended = float("-inf")
+        self._due: Request | None = None
         self._known: set[str] = set()
         self._outbox = Outbox(clock=clock)
-        self._audit: asyncio.Future[None] | None = None
         self._meter = GenerationMeter(replica_id=replica_id, clock=clock, events=events)
 
     @property
@@ -106,7 +94,8 @@ class Replica:
         """Decode until `close`. An engine's error ends the loop and reaches the caller; waiting commands are failed."""
         try:
             while not self._closing:
-                self._run_between_steps()
+                self._due = None  # no step runs: it is done here
+                self._between.run_all()
                 self._end_overdue_drains()
                 session = None if self._paused else self._next_session()
                 if session is None:
@@ -171,7 +160,7 @@ class Replica:
         if requests:
             self._wake.set()
 
-    def _add(self, session: _Session, requests: list[GenerationRequest]) -> None:
+    def _add(self, session: Session, requests: list[GenerationRequest]) -> None:
         """Queue requests; one that the engine cannot run comes back with the reason, alone."""
         try:
             session.engine.add(requests)
@@ -184,10 +173,11 @@ class Replica:
         else:
             session.requests.update(request.request_id for request in requests)
 
-    async def _step(self, session: _Session) -> None:
+    async def _step(self, session: Session) -> None:
         began = self._clock.now()
         before = session.engine.tokens_generated
-        finished = await self._decode_work.run(lambda: self._decode(session))
+        loop = asyncio.get_running_loop()
+        finished = await self._decode_work.run(lambda: self._decode(session, loop))
         self._last_step_ended = self._clock.now()
         tokens = session.engine.tokens_generated - before
         self._meter.step(
@@ -220,14 +210,26 @@ class Replica:
             reason = "not wanted any more"
             self._events.emit(ResponsesAborted(replica=self._replica_id, requests=sorted(gone), reason=reason))
 
-    def _decode(self, session: _Session) -> list[Completion]:
+    def _decode(self, session: Session, loop: asyncio.AbstractEventLoop) -> list[Completion]:
+        """A step; where a swap is due after it, that, and where it is settled by that, the step after it."""
+        finished = self._decode_once(session)
+        due = self._due
+        if due is None or due.swap is None or session is not self._live or not due.is_wanted:
+            return finished
+        due.swap.make(self._clock.now())
+        if due.swap.went_well and self._transaction.report().state == "ready" and session.has_work:
+            loop.call_soon_threadsafe(self._between.run, due)
+            finished += self._decode_once(session)
+        return finished
+
+    def _decode_once(self, session: Session) -> list[Completion]:
         finished = session.engine.step()
         made = session.engine.last_step
         if made is not None and not session.pinned:
             self._journal.append(made)
         return finished
 
-    def _next_session(self) -> _Session | None:
+    def _next_session(self) -> Session | None:
         fenced = self._transaction.report().state == "fenced"  # nobody knows what the live engine serves
         busy = [s for s in self._sessions() if s.has_work and not (fenced and s is self._live)]
         if not busy:
@@ -235,7 +237,7 @@ class Replica:
         self._turn += 1
         return busy[self._turn % len(busy)]
 
-    def _sessions(self) -> list[_Session]:
+    def _sessions(self) -> list[Session]:
         return [self._live, *self._draining, *self._pinned.values()]
 
     # -- weights -------------------------------------------------------------------------------------------------------
@@ -247,15 +249,23 @@ class Replica:
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         """Pause between two steps, swap, prove, resume."""
-        report, previous = await self._between_steps(lambda: self._swap_now(command))
+        swap = StepSwap(lambda: self._transaction.swap(command, self._live.engine), self._clock)
+        asked = self._ask(lambda: self._swap_now(command, swap), swap)
+        if self._partial_rollout:
+            self._due = asked
+        report: SwapReport
+        report, rest = await asked.done
+        await asyncio.shield(rest)
+        return report
+
+    async def _finish_swap(self, previous: StagedWeights | None, is_proved: bool) -> None:
+        """What need not be done in the pause; whoever asked may have left."""
         engine = self._live.engine
-        audit, self._audit = self._audit, None
-        if audit is not None:
-            await asyncio.shield(audit)
+        if not is_proved:
+            await self._prove(engine)
         await self._stage_work.run(lambda: self._transaction.announce(engine))
         if previous is not None and self._is_unused(previous):
-            await self._stage_work.run(previous.release)  # unmapping takes milliseconds: not in the pause
-        return report
+            await self._stage_work.run(previous.release)  # unmapping takes milliseconds
 
     async def _prove(self, engine: InferenceEngine) -> None:
         """Hand out what is finished under weights that were changed in place once they are proved."""
@@ -303,25 +313,28 @@ class Replica:
         self._paused = False
         self._wake.set()
 
-    def _swap_now(self, command: SwapCommand) -> tuple[SwapReport, StagedWeights | None]:
-        pause_began = self._last_step_ended if self._live.has_work else self._clock.now()
+    def _swap_now(self, command: SwapCommand, swap: StepSwap) -> tuple[SwapReport, asyncio.Future[None]]:
         session = self._live
-        if not self._partial_rollout and session.has_work:
-            self._live = _Session(engine=self._spare_engine(), staged=None, pinned=False)
+        if not swap.is_made:
+            pause_began = self._last_step_ended if session.has_work else self._clock.now()
+            if not self._partial_rollout and session.has_work:
+                self._live = Session(engine=self._spare_engine(), staged=None, pinned=False)
+            swap.make(pause_began)
         try:
-            previous = self._transaction.swap(command, self._live.engine)
+            previous = swap.previous()
         except PacelineError:
             self._live = session
             raise
         self._live.staged = self._transaction.serving
-        if self._transaction.report().state == "updating":
+        is_proved = self._transaction.report().state != "updating"
+        if not is_proved:
             self._outbox.withhold()
-            self._audit = asyncio.ensure_future(self._prove(self._live.engine))
         if session is not self._live:
             session.drain_until = self._clock.now() + self._drain_seconds
             self._draining.append(session)
-        pause, digest = self._clock.now() - pause_began, self._transaction.report().digest
-        return SwapReport(self._replica_id, command.version, digest, pause), previous
+        digest = self._transaction.report().digest
+        report = SwapReport(self._replica_id, command.version, digest, swap.pause_seconds)
+        return report, asyncio.ensure_future(self._finish_swap(previous, is_proved))
 
     def _end_overdue_drains(self) -> None:
         """Give back what has not ended under its old version in time, so that the version's memory comes free."""
@@ -344,7 +357,7 @@ class Replica:
             self._idle_engines.append(engine)
             return False
         engine.bind(staged.tensors, version)
-        self._pinned[version] = _Session(engine=engine, staged=staged, pinned=True)
+        self._pinned[version] = Session(engine=engine, staged=staged, pinned=True)
         return True
 
     def _unpin_now(self, version: int) -> None:
@@ -355,7 +368,7 @@ class Replica:
     def _spare_engine(self) -> InferenceEngine:
         return self._idle_engines.pop() if self._idle_engines else self._make_engine()
 
-    def _retire(self, session: _Session) -> None:
+    def _retire(self, session: Session) -> None:
         session.requests.clear()
         session.engine.unbind()  # a bound tensor would keep the lease of its arena
         self._idle_engines.append(session.engine)
@@ -368,31 +381,19 @@ class Replica:
     # -- between two steps ---------------------------------------------------------------------------------------------
 
     async def _between_steps(self, action: Callable[[], T]) -> T:
+        result: T = await self._ask(action).done
+        return result
+
+    def _ask(self, action: Callable[[], Any], swap: StepSwap | None = None) -> Request:
         self._refuse_when_closing()
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._between.append((action, done))
+        request = self._between.add(action, swap)
         self._wake.set()
-        return await done
+        return request
 
     def _refuse_when_closing(self) -> None:
         if self._closing:
             raise WorkerDied(f"{self._replica_id} is closing", self._replica_id)
 
-    def _run_between_steps(self) -> None:
-        while self._between:
-            action, done = self._between.popleft()
-            if done.cancelled():
-                continue
-            try:
-                result = action()
-            except PacelineError as error:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
     def _fail_commands(self) -> None:
-        for _, done in self._between:
-            if not done.done():
-                done.set_exception(WorkerDied(f"{self._replica_id} is closing", self._replica_id))
-        self._between.clear()
+        self._between.fail(WorkerDied(f"{self._replica_id} is closing", self._replica_id))
         self._transaction.close()

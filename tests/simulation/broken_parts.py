@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from paceline.core.commands import SwapCommand, SwapReport, SyncReport
 from paceline.core.errors import PacelineError
 from paceline.core.version import Version
-from paceline.core.weight_ports import StagedWeights
 from paceline.rollout.replica import Replica
 from paceline.rollout.rollouter import FullyAsyncRollouter
+from paceline.rollout.step_swap import StepSwap
 from paceline.sync.checkpoint_engine_manager import CheckpointEngineManager, WeightUpdate
 from paceline.sync.parameter_synchronizer import ParameterSynchronizer
 from paceline.testing.marker_model import MarkerEngine
@@ -30,9 +31,9 @@ class BumpsBeforeTransfer(ParameterSynchronizer):
 class StaysPausedOnError(Replica):
     """Pauses for a swap and does not resume when it fails."""
 
-    def _swap_now(self, command: SwapCommand) -> tuple[SwapReport, StagedWeights | None]:
+    def _swap_now(self, command: SwapCommand, swap: StepSwap) -> tuple[SwapReport, asyncio.Future[None]]:
         try:
-            return super()._swap_now(command)
+            return super()._swap_now(command, swap)
         except PacelineError:
             self._paused = True
             raise
