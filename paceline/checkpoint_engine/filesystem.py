@@ -35,7 +35,7 @@ from paceline.core.manifest import Captured, Published, WeightManifest
 from paceline.core.ports import Clock
 from paceline.core.version import Version
 from paceline.core.weight_ports import StagedWeights
-from paceline.weights.layout import check_manifest, views_of
+from paceline.weights.layout import ManifestCheck, views_of
 from paceline.weights.snapshot import SnapshotWriter
 from paceline.weights.tree_digest import root_digest
 
@@ -234,6 +234,7 @@ class FilesystemReceiver:
         self._threads = threads
         self._buffers = Buffers()
         self._storage = open_storage(url)
+        self._check = ManifestCheck()
         self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
     def stage(
@@ -249,7 +250,7 @@ class FilesystemReceiver:
             DigestMismatch: the files are not what was published.
             CapacityError: no memory for the copy. DeadlineExceeded: the storage is too slow.
         """
-        check_manifest(manifest, manifest.total_bytes)
+        self._check(manifest, manifest.total_bytes)
         name = Version.unpack(manifest.version)
         where = f"{self._storage.url}/{name}"
         if manifest.arena_id != str(name):

@@ -35,7 +35,7 @@ from paceline.core.manifest import Captured, DeltaRecord, Published, WeightManif
 from paceline.core.object_transport import ObjectTransport
 from paceline.core.weight_ports import StagedWeights
 from paceline.store.node_digests import NodeDigests
-from paceline.weights.layout import check_manifest, views_of
+from paceline.weights.layout import ManifestCheck, views_of
 from paceline.weights.snapshot import SnapshotWriter
 
 ADDRESS = "ray_object"
@@ -170,6 +170,7 @@ class RayObjectReceiver:
         self._threads = threads
         self._digests = digests
         self._buffers = Buffers()
+        self._check = ManifestCheck()
         self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
     def stage(
@@ -185,7 +186,7 @@ class RayObjectReceiver:
             DigestMismatch: the bytes are not those that were published.
             WorkerDied: the owner of the object is gone. DeadlineExceeded: the object did not come.
         """
-        check_manifest(manifest, manifest.total_bytes)
+        self._check(manifest, manifest.total_bytes)
         record = fitting_delta(manifest, base)
         if record is not None and base is not None:
             staged = self._build(manifest, record, base, apply)

@@ -32,7 +32,7 @@ from paceline.store.arena_channel import LeaseConnection
 from paceline.store.arena_reader import ArenaReader
 from paceline.store.capacity import check_memory
 from paceline.store.weight_store import WeightStore
-from paceline.weights.layout import ALIGNMENT, check_manifest, views_of
+from paceline.weights.layout import ALIGNMENT, ManifestCheck, views_of
 from paceline.weights.snapshot import SnapshotWriter
 
 # Of a receiver's deadline, how much it waits for another one's digest.
@@ -186,6 +186,7 @@ class SharedMemoryReceiver:
         self._deadline_seconds = deadline_seconds
         self._threads = threads
         self._reader = ArenaReader()
+        self._check = ManifestCheck()
         self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
     def stage(
@@ -201,7 +202,7 @@ class SharedMemoryReceiver:
             DigestMismatch: the bytes are not those that were published.
             DeadlineExceeded: the store does not answer.
         """
-        check_manifest(manifest, manifest.total_bytes)
+        self._check(manifest, manifest.total_bytes)
         record = fitting_delta(manifest, base) if apply == "copied" else None
         lease, connection = self._reader.lease(
             address=manifest.address,

@@ -68,6 +68,15 @@ class WeightManifest(msgspec.Struct, frozen=True):
     delta: DeltaRecord | None = None
 
 
+Layout = tuple[list[tuple[str, str, tuple[int, ...], int, int]], dict[str, str], int]
+
+
+def layout_of(manifest: WeightManifest) -> Layout:
+    """All that a manifest says of its tensors but their digests: equal for the versions of one model."""
+    places = [(meta.name, meta.dtype, meta.shape, meta.offset, meta.nbytes) for meta in manifest.tensors]
+    return places, manifest.aliases, manifest.total_bytes
+
+
 class Captured(msgspec.Struct, frozen=True):
     """A snapshot that was taken and that nobody can ask for yet."""
 

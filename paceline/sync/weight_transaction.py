@@ -24,8 +24,9 @@ from paceline.core.version import Version
 from paceline.core.weight_ports import ServingBoard, StagedWeights, WeightReceiver
 from paceline.sync.covered_weights import CoveredWeights
 from paceline.sync.in_place_change import InPlaceChange, in_place_change
+from paceline.sync.proved_fill import proved_fill
 from paceline.sync.served_proof import strided_memory, wrong_tensors
-from paceline.weights.coverage import CoverageRules, plan_coverage
+from paceline.weights.coverage import CoveragePlanner, CoverageRules
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class WeightTransaction:
         self._receiver = receiver
         self._board = board
         self._clock = clock
-        self._rules = CoverageRules() if rules is None else rules
+        self._coverage = CoveragePlanner(CoverageRules() if rules is None else rules)
         self._state: ReplicaState = "joining"
         self._serving: CoveredWeights | None = None
         self._unproved: CoveredWeights | None = None  # what was served before a change in place that is not proved yet
@@ -91,9 +92,7 @@ class WeightTransaction:
             served = Version.unpack(self._serving.manifest.version)
             raise VersionError(f"{self._replica_id} serves {served}; {Version.unpack(manifest.version)} is not newer")
         began = self._clock.now()
-        plan = plan_coverage(
-            manifest, engine.expected_tensors(), engine.expected_ties(), self._rules, strided_memory(engine)
-        )
+        plan = self._coverage.plan(manifest, engine.expected_tensors(), engine.expected_ties(), strided_memory(engine))
         # What is FENCED comes back by a full version alone.
         base = None if self._serving is None or self._state == "fenced" else self._serving.sent
         fetched = self._named("staging", lambda: self._receiver.stage(manifest, base, engine.apply))
@@ -161,6 +160,10 @@ class WeightTransaction:
     def _move(self, engine: InferenceEngine, staged: CoveredWeights, change: InPlaceChange | None) -> None:
         if change is not None:
             self._named("changing in place", change.apply)
+            return
+        fill = self._named("looking at", lambda: proved_fill(engine, staged))
+        if fill is not None:
+            self._named("copying", fill.apply)
             return
         self._named("binding", lambda: engine.bind(staged.tensors, staged.manifest.version))
         self._prove(engine, staged)

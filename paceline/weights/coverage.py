@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from paceline.core.errors import ConfigError, CoverageError
-from paceline.core.manifest import TensorMeta, WeightManifest
+from paceline.core.manifest import TensorMeta, WeightManifest, layout_of
 
 Expected = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -109,6 +109,29 @@ def plan_coverage(
             f"version {manifest.version} does not cover the engine, nothing was changed: {'; '.join(reasons)}"
         )
     return CoveragePlan(sources)
+
+
+class CoveragePlanner:
+    """`plan_coverage` of one version after another: the same question has the same answer, and is not asked twice."""
+
+    def __init__(self, rules: CoverageRules) -> None:
+        self._rules = rules
+        self._asked: tuple[object, ...] | None = None
+        self._plan = CoveragePlan({})
+
+    def plan(
+        self,
+        manifest: WeightManifest,
+        expected: Expected,
+        ties: Sequence[tuple[str, str]],
+        strided: Mapping[str, tuple[int, ...]],
+    ) -> CoveragePlan:
+        """Raises what `plan_coverage` raises."""
+        asked = (layout_of(manifest), dict(expected), list(ties), dict(strided))
+        if asked != self._asked:
+            self._plan = plan_coverage(manifest, expected, ties, self._rules, strided)
+            self._asked = asked
+        return self._plan
 
 
 def _trainer_only(sent: str, rules: CoverageRules) -> bool:

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from paceline.core.errors import CoverageError, SyncError
-from paceline.core.manifest import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS, TensorMeta, WeightManifest
+from paceline.core.manifest import (
+    MAX_DIMENSIONS,
+    MAX_NAME_LENGTH,
+    MAX_TENSORS,
+    Layout,
+    TensorMeta,
+    WeightManifest,
+    layout_of,
+)
 from paceline.weights.dtypes import dtype_of
 
 ALIGNMENT = 64
@@ -48,6 +56,29 @@ def check_manifest(manifest: WeightManifest, capacity: int) -> None:
         CoverageError: a name occurs twice, or an alias points at no stored tensor.
         SyncError: a size, offset, shape, type, length or the digest cannot be right.
     """
+    _check_head(manifest, capacity)
+    _check_names(manifest)
+    _check_places(manifest)
+
+
+class ManifestCheck:
+    """`check_manifest` of one version after another: names and places as in the last one are not checked again."""
+
+    def __init__(self) -> None:
+        self._checked: Layout | None = None
+
+    def __call__(self, manifest: WeightManifest, capacity: int) -> None:
+        """Raises what `check_manifest` raises."""
+        _check_head(manifest, capacity)
+        layout = layout_of(manifest)
+        if layout != self._checked:
+            _check_names(manifest)
+            _check_places(manifest)
+            self._checked = layout
+
+
+def _check_head(manifest: WeightManifest, capacity: int) -> None:
+    """Of everything but names and places."""
     if len(manifest.tensors) > MAX_TENSORS or len(manifest.aliases) > MAX_TENSORS:
         raise SyncError(f"a manifest of {len(manifest.tensors)} tensors, at most {MAX_TENSORS} are accepted")
     if not 0 <= manifest.version <= _INT64_MAX or not 0 <= manifest.total_bytes <= capacity:
@@ -56,8 +87,9 @@ def check_manifest(manifest: WeightManifest, capacity: int) -> None:
         )
     if not _is_digest(manifest.digest):
         raise SyncError(f"manifest of version {manifest.version} has no valid digest")
-    _check_names(manifest)
-    _check_places(manifest)
+    for meta in manifest.tensors:
+        if meta.digest and not _is_digest(meta.digest):
+            raise SyncError(f"tensor {meta.name!r} has no valid digest")
 
 
 def _is_digest(text: str) -> bool:
@@ -113,8 +145,6 @@ def _check_places(manifest: WeightManifest) -> None:
             raise SyncError(
                 f"tensor {meta.name!r} claims {meta.nbytes} bytes, {meta.dtype} {meta.shape} has {expected}"
             )
-        if meta.digest and not _is_digest(meta.digest):
-            raise SyncError(f"tensor {meta.name!r} has no valid digest")
         if meta.offset < 0 or meta.offset % ALIGNMENT or meta.offset + meta.nbytes > manifest.total_bytes:
             raise SyncError(f"tensor {meta.name!r} claims offset {meta.offset} in {manifest.total_bytes} bytes")
     end, last = 0, ""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from paceline.core.errors import ConfigError, CoverageError
 from paceline.core.manifest import WeightManifest
-from paceline.weights.coverage import CoverageRules, matches, plan_coverage
+from paceline.weights.coverage import CoveragePlanner, CoverageRules, matches, plan_coverage
 from paceline.weights.layout import plan_layout
 
 Shape = tuple[str, tuple[int, ...]]
@@ -44,6 +44,11 @@ def refusal(
 ) -> str:
     with pytest.raises(CoverageError) as caught:
         plan_coverage(manifest, expected, ties, rules)
+    planner = CoveragePlanner(rules)
+    for _ in range(2):
+        with pytest.raises(CoverageError) as again:
+            planner.plan(manifest, expected, ties, {})
+        assert again.value.message == caught.value.message
     return caught.value.message
 
 
@@ -54,6 +59,26 @@ def test_c06_a_good_mapping_gives_every_tensor_its_source() -> None:
         "layers.0.v.weight": "layers.0.v.weight",
         "layers.0.bias": "layers.0.bias",
     }
+
+
+def test_a_plan_is_made_anew_when_anything_that_it_depends_on_changes() -> None:
+    planner = CoveragePlanner(GOOD)
+    good = sent(SENT)
+    first = planner.plan(good, EXPECTED, (), {})
+    assert planner.plan(replace(good, version=8, digest="1" * 32), dict(EXPECTED), (), {}) is first
+    changed: list[tuple[WeightManifest, dict[str, Shape], tuple[tuple[str, str], ...], dict[str, tuple[int, ...]], str]]
+    changed = [
+        (sent({**SENT, "layers.0.bias": ("float32", (5,))}), EXPECTED, (), {}, r"float32 \[5\]"),
+        (sent({**SENT, "layers.0.bias": ("float16", (4,))}), EXPECTED, (), {}, "float16"),
+        (sent(SENT, {"other": "layers.0.bias"}), {**EXPECTED, "other": ("float32", (5,))}, (), {}, "other"),
+        (good, {**EXPECTED, "more": ("float32", (1,))}, (), {}, "'more' is missing"),
+        (good, EXPECTED, (("layers.0.q.weight", "layers.0.k.weight"),), {}, "one tensor in the engine"),
+        (good, EXPECTED, (), {"layers.0.bias": (2,)}, "strides"),
+    ]
+    for manifest, expected, ties, strided, reason in changed:
+        with pytest.raises(CoverageError, match=reason):
+            planner.plan(manifest, expected, ties, strided)
+        assert planner.plan(good, EXPECTED, (), {}) == first
 
 
 def test_c06_a_missing_tensor_is_named() -> None:
@@ -224,7 +249,7 @@ def mixtures(draw: st.DrawFn) -> tuple[WeightManifest, dict[str, Shape], tuple[t
     return manifest, expected, ties, rules
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(mixtures())
 def test_a_plan_writes_each_tensor_of_the_engine_once_and_forgets_none_that_was_sent(
     mixture: tuple[WeightManifest, dict[str, Shape], tuple[tuple[str, str], ...], CoverageRules],

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from paceline.core.errors import CoverageError, SyncError
 from paceline.core.manifest import TensorMeta, WeightManifest
 from paceline.weights.dtypes import dtype_name, dtype_of, is_castable
-from paceline.weights.layout import check_manifest, plan_layout, view_of, views_of
+from paceline.weights.layout import ManifestCheck, check_manifest, plan_layout, view_of, views_of
 
 
 def manifest() -> WeightManifest:
@@ -80,13 +80,29 @@ A = TensorMeta("a", "float32", (3,), 0, 12)
         ({"total_bytes": -1}, SyncError, "claims"),
         ({"version": -1}, SyncError, "version -1"),
         ({"digest": "zz"}, SyncError, "digest"),
+        ({"tensors": (replace(A, digest="zz"),)}, SyncError, "'a' has no valid digest"),
     ],
 )
 def test_a_manifest_that_lies_is_refused(change: dict[str, object], error: type[SyncError], reason: str) -> None:
     base = WeightManifest(1, (A,), {}, 64, "0" * 32, "arena", "address")
+    lie = replace(base, **change)
     check_manifest(base, 64)
     with pytest.raises(error, match=reason):
-        check_manifest(replace(base, **change), 64)
+        check_manifest(lie, 64)
+    check = ManifestCheck()
+    for _ in range(2):  # what was checked before is no excuse, nor is what was refused before
+        check(base, 64)
+        with pytest.raises(error, match=reason):
+            check(lie, 64)
+        with pytest.raises(error, match=reason):
+            check(lie, 64)
+
+
+def test_a_manifest_that_was_checked_is_checked_against_every_arena() -> None:
+    check = ManifestCheck()
+    check(manifest(), 65 + 63)
+    with pytest.raises(SyncError, match="claims 128 bytes of an arena of 127"):
+        check(manifest(), 127)
 
 
 def test_every_type_of_torch_has_one_name() -> None:
