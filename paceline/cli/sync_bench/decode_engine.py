@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from operator import attrgetter, itemgetter
 from typing import Literal
 
 import torch
@@ -27,7 +26,6 @@ from paceline.core.sample import Completion, GenerationRequest, StepTokens
 
 PACE_SECONDS = 0.02
 _KEPT = 64
-_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 _READ = ("q_proj", "k_proj", "v_proj")
 
 
@@ -38,8 +36,6 @@ class DecodeEngine:
         self._shapes = shapes
         self._apply: Apply = apply
         self._expected = {name: ("bfloat16", shape) for name, shape in (*shapes.stored.items(), (HEAD, self._head()))}
-        self._in_order = itemgetter(*self._expected)
-        self._sizes = [shape for _, shape in self._expected.values()]
         self._tensors: dict[str, torch.Tensor] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._version: int | None = None
@@ -68,10 +64,11 @@ class DecodeEngine:
 
     def bind(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `InferenceEngine.bind`."""
-        if tensors.keys() != self._expected.keys():
-            raise CoverageError("the offered tensors have other names than those of the model")
-        offered = self._in_order(tensors)  # in the pause: no loop of the interpreter
-        if {*map(_DTYPE, offered)} != {torch.bfloat16} or [*map(_SHAPE, offered)] != self._sizes:
+        fits = len(tensors) == len(self._expected) and all(
+            (tensor := tensors.get(name)) is not None and tensor.dtype is torch.bfloat16 and tensor.shape == shape
+            for name, (_, shape) in self._expected.items()
+        )
+        if not fits:
             raise CoverageError("the offered tensors are not those of the model")
         self._tensors = dict(tensors) if self._apply == "mapped" else self._filled(tensors)
         self._version = version
