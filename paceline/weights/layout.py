@@ -103,17 +103,25 @@ def view_of(buffer: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
 
 
 def stored_views(buffer: torch.Tensor, tensors: Iterable[TensorMeta]) -> dict[str, torch.Tensor]:
-    """Each of these at its place in `buffer`, as `view_of` does it, but with fewer steps: a pause may wait for this."""
-    typed: dict[str, torch.Tensor] = {}
+    """Each of these at its place in `buffer`, as `view_of` does it, but in one step of torch each."""
+    typed: dict[str, tuple[torch.Tensor, int, int]] = {}  # all elements, where they begin in the storage, bytes of one
     views: dict[str, torch.Tensor] = {}
     for meta in tensors:
         if meta.dtype not in typed:
-            dtype = dtype_of(meta.dtype)
-            typed[meta.dtype] = buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-        elements = typed[meta.dtype]
-        start = meta.offset // elements.element_size()
-        views[meta.name] = elements[start : start + meta.nbytes // elements.element_size()].view(meta.shape)
+            size = dtype_of(meta.dtype).itemsize
+            whole = buffer[: buffer.numel() // size * size].view(dtype_of(meta.dtype))
+            typed[meta.dtype] = (whole, int(whole.storage_offset()), size)
+        elements, begin, size = typed[meta.dtype]
+        views[meta.name] = elements.as_strided(meta.shape, _row_major(meta.shape), begin + meta.offset // size)
     return views
+
+
+def _row_major(shape: tuple[int, ...]) -> list[int]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    return strides[::-1]
 
 
 def views_of(buffer: torch.Tensor, manifest: WeightManifest) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ LEAST_BYTES = 256  # of a leaf; XXH3 treats inputs of up to 240 bytes in other w
 _BLOCK_LINES = 16
 _BLOCK_BYTES = _BLOCK_LINES * LINE_BYTES
 _AHEAD_BLOCKS = 4  # copied before they are hashed
+_PREFETCH_BYTES = 1024  # how far ahead of a copy its source is asked for: stores keep the processor from doing it
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
@@ -109,7 +110,7 @@ def _copy_leaf(_typing: Any, source: Any, target: Any, length: Any, mask: Any, d
     """The same; stores each line from the address `target` on, and gives the largest masked element."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to = _pointer(builder, arguments[1])
+        start, to = _pointer(builder, arguments[0]), _pointer(builder, arguments[1])
         element = ir.IntType(signature.args[3].bitwidth)
         line = ir.VectorType(element, 8 * LINE_BYTES // element.width)
         masks = _splat(builder, line, arguments[3])
@@ -118,6 +119,7 @@ def _copy_leaf(_typing: Any, source: Any, target: Any, length: Any, mask: Any, d
         past_the_cache = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
 
         def store(offset: Any, values: Any) -> None:
+            _prefetch(builder, builder.gep(start, [offset]))
             there = builder.bitcast(builder.gep(to, [offset]), _STRIPE.as_pointer())
             stored = builder.store(values, there, align=LINE_BYTES)
             stored.set_metadata("nontemporal", past_the_cache)
@@ -125,7 +127,7 @@ def _copy_leaf(_typing: Any, source: Any, target: Any, length: Any, mask: Any, d
             builder.store(builder.select(builder.icmp_unsigned(">", seen, before), seen, before), largest)
 
         out = _data_of(context, builder, signature, arguments, 4)
-        _hash(builder, _pointer(builder, arguments[0]), arguments[2], store, out, arguments[5])
+        _hash(builder, start, arguments[2], store, out, arguments[5])
         return _largest_lane(builder, line, builder.load(largest))
 
     return types.uint64(types.int64, types.int64, types.int64, mask, digests, types.int64), code
@@ -290,12 +292,22 @@ def _hash(
 
 def _move_lines(builder: Any, source: Any, target: Any) -> None:
     """Copy a block."""
-    lines = []
     for number in range(_BLOCK_LINES):
-        here = builder.bitcast(builder.gep(source, [_word(number * LINE_BYTES)]), _STRIPE.as_pointer())
-        lines.append(builder.load(here, align=1))
+        line = builder.gep(source, [_word(number * LINE_BYTES)])
+        _prefetch(builder, line)
+        values = builder.load(builder.bitcast(line, _STRIPE.as_pointer()), align=1)
         there = builder.bitcast(builder.gep(target, [_word(number * LINE_BYTES)]), _STRIPE.as_pointer())
-        builder.store(lines[-1], there, align=1)
+        builder.store(values, there, align=1)
+
+
+def _prefetch(builder: Any, line: Any) -> None:
+    """Ask for the line `_PREFETCH_BYTES` later, which is read once (locality 0); none has to be there."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
+    declare: Any = cgutils.get_or_insert_function
+    later = builder.gep(line, [_word(_PREFETCH_BYTES)])
+    for_reading, locality, data = (ir.Constant(number, value) for value in (0, 0, 1))
+    builder.call(declare(builder.module, kind, "llvm.prefetch.p0"), [later, for_reading, locality, data])
 
 
 def _mixed(builder: Any, running: Any, values: Any, key: Any) -> Any:

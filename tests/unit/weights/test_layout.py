@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from paceline.core.errors import CoverageError, SyncError
 from paceline.core.manifest import TensorMeta, WeightManifest
 from paceline.weights.dtypes import dtype_name, dtype_of, is_castable
-from paceline.weights.layout import ManifestCheck, check_manifest, plan_layout, view_of, views_of
+from paceline.weights.layout import ManifestCheck, check_manifest, plan_layout, stored_views, view_of, views_of
 
 
 def manifest() -> WeightManifest:
@@ -35,6 +35,27 @@ def test_views_share_the_buffer_and_aliases_share_the_view() -> None:
     assert buffer[:12].view(torch.float32).tolist() == [2.5, 2.5, 2.5]
     assert views["d"].data_ptr() == views["a"].data_ptr() == buffer.data_ptr()
     assert (views["b"].shape, views["b"].dtype, views["c"].shape) == ((), torch.bool, (0, 3))
+
+
+@pytest.mark.parametrize("skipped", [0, 64, 192])
+def test_views_in_one_step_are_those_of_the_plain_way(skipped: int) -> None:
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "a": ("float32", (3, 4, 5)),
+        "b": ("bool", ()),
+        "c": ("bfloat16", (0, 3)),
+        "d": ("complex64", (2, 0, 2)),
+        "e": ("int8", (7,)),
+        "f": ("bfloat16", (1, 1, 6)),
+    }
+    tensors, total = plan_layout(shapes)
+    room = torch.randint(0, 2, (skipped + total + 3,), dtype=torch.uint8)
+    buffer = room[skipped:]  # a part of a larger storage
+    for meta, (name, view) in zip(tensors, stored_views(buffer, tensors).items(), strict=True):
+        plain = view_of(buffer, meta)
+        assert (name, view.dtype, view.shape, view.stride()) == (meta.name, plain.dtype, plain.shape, plain.stride())
+        assert view.data_ptr() == plain.data_ptr()
+        assert view.is_contiguous()
+        assert torch.equal(view, plain)
 
 
 @pytest.mark.parametrize("name", ["bool", "uint16", "uint64", "float8_e4m3fn", "float8_e8m0fnu", "complex64"])

@@ -32,10 +32,10 @@ def test_what_a_call_raises_is_raised_when_all_have_ended(threads: int) -> None:
         if item == 5:
             raise ValueError("boom")
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(ValueError, match="boom"):
         share_out(threads, call, range(20))
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # one of a test before this one may end meanwhile
     assert sorted(called) == sorted(set(called))
 
 
