@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.errors import SyncError
 from paceline.core.manifest import WeightManifest
-from paceline.core.weight_ports import StagedChange
+from paceline.core.weight_ports import CopyProgress, StagedChange
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class HeldWeights:
 
     `on_release` runs once, after the tensors are let go; None: their memory is all there is to free. `digest_by`
     names who took the digest, where that may be another than the holder. Where not the full version was taken,
-    `taken` says what was; `change` is for engines that own their memory.
+    `taken` says what was; `change` and `copies` are for engines that own their memory.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class HeldWeights:
         digest_by: str = "",
         taken: Taken | None = None,
         change: StagedChange | None = None,
+        copies: CopyProgress | None = None,
     ) -> None:
         self._manifest = manifest
         self._tensors = tensors
@@ -45,6 +46,7 @@ class HeldWeights:
         self._held = True
         self._taken = taken
         self._change = change
+        self._copies = copies
         self.digest_by = digest_by
 
     @property
@@ -72,6 +74,11 @@ class HeldWeights:
     def digest(self) -> str:
         """Hex digest that was computed over the staged bytes; "" when verification is off."""
         return self._digest
+
+    @property
+    def copies(self) -> CopyProgress | None:
+        """Of those who copy from the same memory."""
+        return self._copies
 
     @property
     def taken_bytes(self) -> int:

@@ -13,6 +13,7 @@ import logging
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ from paceline.store.arena_backing import ArenaKind
 from paceline.store.arena_channel import LeaseConnection
 from paceline.store.arena_reader import ArenaReader
 from paceline.store.capacity import check_memory
+from paceline.store.copy_progress import CopyBoard, VersionCopies
 from paceline.store.weight_store import WeightStore
 from paceline.weights.layout import ALIGNMENT, ManifestCheck, views_of
 from paceline.weights.snapshot import SnapshotWriter
@@ -187,6 +189,7 @@ class SharedMemoryReceiver:
         self._threads = threads
         self._reader = ArenaReader()
         self._check = ManifestCheck()
+        self._board: CopyBoard | None = None
         self._staged: weakref.WeakSet[HeldWeights] = weakref.WeakSet()
 
     def stage(
@@ -223,9 +226,18 @@ class SharedMemoryReceiver:
         except BaseException:  # whatever ended the staging, its lease ends too
             lease.abandon()
             raise
-        staged = HeldWeights(manifest, tensors, digest, lease.release, digest_by=by, taken=taken, change=change)
+        copies = self._copies_of(manifest) if apply == "copied" else None
+        staged = HeldWeights(
+            manifest, tensors, digest, lease.release, digest_by=by, taken=taken, change=change, copies=copies
+        )
         self._staged.add(staged)
         return staged
+
+    def _copies_of(self, manifest: WeightManifest) -> VersionCopies:
+        home = Path(manifest.address).parent
+        if self._board is None or self._board.home != home:
+            self._board = CopyBoard(home)
+        return self._board.of(manifest.version)
 
     def close(self) -> None:
         """Release everything that is still staged."""

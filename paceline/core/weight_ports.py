@@ -63,6 +63,18 @@ class StagedChange(Protocol):
         ...
 
 
+class CopyProgress(Protocol):
+    """Where other copies of the same version on this node are; a hint alone. Places are numbers of pieces, from 0."""
+
+    def place(self) -> int | None:
+        """Where one was last; None where none runs now, or it is not known."""
+        ...
+
+    def tell(self, place: int) -> None:
+        """This copy comes to that place."""
+        ...
+
+
 class StagedWeights(Protocol):
     """One version, whole and verified, mapped or copied beside the served one; holds its lease until `release`."""
 
@@ -86,6 +98,11 @@ class StagedWeights(Protocol):
 
     def drop_change(self) -> None:
         """It was used, for good: its memory may go."""
+        ...
+
+    @property
+    def copies(self) -> CopyProgress | None:
+        """Of those who copy from the same memory; None where nobody else does."""
         ...
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.core.manifest import WeightManifest
-from paceline.core.weight_ports import StagedChange, StagedWeights
+from paceline.core.weight_ports import CopyProgress, StagedChange, StagedWeights
 from paceline.weights.coverage import CoveragePlan
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class CoveredWeights:
     def drop_change(self) -> None:
         """As sent."""
         self._staged.drop_change()
+
+    @property
+    def copies(self) -> CopyProgress | None:
+        """As sent."""
+        return self._staged.copies
 
     @property
     def taken_bytes(self) -> int:

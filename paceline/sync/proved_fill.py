@@ -37,10 +37,11 @@ class _Part:
 class ProvedFill:
     """A version over an engine's memory. States: made -> filled and proved, or torn."""
 
-    def __init__(self, engine: FillableEngine, parts: list[_Part], version: int) -> None:
+    def __init__(self, engine: FillableEngine, parts: list[_Part], staged: CoveredWeights) -> None:
         self._engine = engine
         self._parts = parts
-        self._version = version
+        self._copies = staged.copies
+        self._version = staged.manifest.version
 
     def apply(self) -> None:
         """Copy and prove.
@@ -49,7 +50,7 @@ class ProvedFill:
             DigestMismatch: what lies in the engine's memory is not the version; all tensors are named.
         """
         pairs = [(dense_bytes(part.source), dense_bytes(part.memory)) for part in self._parts]
-        found = [tensor_digest([leaves]).hex() for leaves in fill_leaves(pairs)]
+        found = [tensor_digest([leaves]).hex() for leaves in fill_leaves(pairs, copies=self._copies)]
         wrong = sorted(part.name for part, digest in zip(self._parts, found, strict=True) if digest != part.digest)
         if wrong:
             raise DigestMismatch(f"{len(wrong)} tensors are not as published after the copy: {', '.join(wrong[:8])}")
@@ -74,7 +75,7 @@ def proved_fill(engine: InferenceEngine, staged: CoveredWeights) -> ProvedFill |
     ordered = sorted(parts.items())
     if any(begin + part.memory.nbytes > following for (begin, part), (following, _) in pairwise(ordered)):
         return None
-    return ProvedFill(engine, [part for part in parts.values() if part.memory.numel()], staged.manifest.version)
+    return ProvedFill(engine, [part for part in parts.values() if part.memory.numel()], staged)
 
 
 def _fits(memory: torch.Tensor, source: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ LEAST_BYTES = 256  # of a leaf; XXH3 treats inputs of up to 240 bytes in other w
 _BLOCK_LINES = 16
 _BLOCK_BYTES = _BLOCK_LINES * LINE_BYTES
 _AHEAD_BLOCKS = 4  # copied before they are hashed
+_READ_ONCE, _READ_BY_OTHERS = 0, 3  # whether a line is worth a place in the larger caches
 _PREFETCH_BYTES = 1024  # how far ahead of a copy its source is asked for: stores keep the processor from doing it
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
@@ -119,7 +120,7 @@ def _copy_leaf(_typing: Any, source: Any, target: Any, length: Any, mask: Any, d
         past_the_cache = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
 
         def store(offset: Any, values: Any) -> None:
-            _prefetch(builder, builder.gep(start, [offset]))
+            _prefetch(builder, builder.gep(start, [offset]), _READ_ONCE)
             there = builder.bitcast(builder.gep(to, [offset]), _STRIPE.as_pointer())
             stored = builder.store(values, there, align=LINE_BYTES)
             stored.set_metadata("nontemporal", past_the_cache)
@@ -294,20 +295,20 @@ def _move_lines(builder: Any, source: Any, target: Any) -> None:
     """Copy a block."""
     for number in range(_BLOCK_LINES):
         line = builder.gep(source, [_word(number * LINE_BYTES)])
-        _prefetch(builder, line)
+        _prefetch(builder, line, _READ_BY_OTHERS)
         values = builder.load(builder.bitcast(line, _STRIPE.as_pointer()), align=1)
         there = builder.bitcast(builder.gep(target, [_word(number * LINE_BYTES)]), _STRIPE.as_pointer())
         builder.store(values, there, align=1)
 
 
-def _prefetch(builder: Any, line: Any) -> None:
-    """Ask for the line `_PREFETCH_BYTES` later, which is read once (locality 0); none has to be there."""
+def _prefetch(builder: Any, line: Any, locality: int) -> None:
+    """Ask for the line `_PREFETCH_BYTES` later; none has to be there."""
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
     declare: Any = cgutils.get_or_insert_function
     later = builder.gep(line, [_word(_PREFETCH_BYTES)])
-    for_reading, locality, data = (ir.Constant(number, value) for value in (0, 0, 1))
-    builder.call(declare(builder.module, kind, "llvm.prefetch.p0"), [later, for_reading, locality, data])
+    for_reading, kept, data = (ir.Constant(number, value) for value in (0, locality, 1))
+    builder.call(declare(builder.module, kind, "llvm.prefetch.p0"), [later, for_reading, kept, data])
 
 
 def _mixed(builder: Any, running: Any, values: Any, key: Any) -> Any:

@@ -6,18 +6,20 @@ through xxhash and numpy instead, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.weight_ports import CopyProgress
 from paceline.weights.leaf_pass import LEAST_BYTES, LINE_BYTES, LeafRuns, as_bytes, copy_runs, digest_runs, fill_runs
 from paceline.weights.tree_digest import LEAF_BYTES, leaf_digest
 from paceline.weights.work_sharing import share_out
 
 _RUN_BYTES = 4 * LEAF_BYTES
+_FILL_BYTES = 2 * LEAF_BYTES  # at a time: two copies that are as far apart find each other's bytes in the caches
 _SHARE_BYTES = 8 * LEAF_BYTES  # of one call
 
 Bytes = NDArray[np.uint8]
@@ -68,17 +70,24 @@ def copy_leaves(
     return results
 
 
-def fill_leaves(pairs: Sequence[tuple[Bytes, Bytes]], threads: int = 1) -> list[bytes]:
-    """Copy each (source, target) of dense parts of equal lengths; the leaf digests that the target then has."""
+def fill_leaves(
+    pairs: Sequence[tuple[Bytes, Bytes]], threads: int = 1, copies: CopyProgress | None = None
+) -> list[bytes]:
+    """Copy each (source, target) of dense parts of equal lengths; the leaf digests that the target then has.
+
+    It goes where another of `copies` is, the places being shares of about `_FILL_BYTES`.
+    """
     whole = [_before_the_tail(source, 1) for source, _ in pairs]
-    runs, places = _cut([address_of(source) for source, _ in pairs], whole)
-    targets, _ = _cut([address_of(target) for _, target in pairs], whole)
+    runs, places = _cut([address_of(source) for source, _ in pairs], whole, _FILL_BYTES)
+    targets, _ = _cut([address_of(target) for _, target in pairs], whole, _FILL_BYTES)
     digests = np.empty((places[-1], 2), np.uint64)
-    share_out(
-        threads,
-        lambda share: fill_runs(runs.part(*share), targets.sources[slice(*share)], digests),
-        _shares(runs),
-    )
+    shares = _shares(runs, _FILL_BYTES)
+
+    def fill(place: int) -> None:
+        begin, end = shares[place]
+        fill_runs(runs.part(begin, end), targets.sources[begin:end], digests)
+
+    share_out(threads, fill, range(len(shares)) if copies is None else _together(len(shares), copies))
     raw = as_bytes(digests)
     results = []
     for (source, target), done, (begin, end) in zip(pairs, whole, pairwise(places), strict=True):
@@ -88,6 +97,22 @@ def fill_leaves(pairs: Sequence[tuple[Bytes, Bytes]], threads: int = 1) -> list[
             leaves += leaf_digest(target[done:].data)
         results.append(leaves)
     return results
+
+
+def _together(count: int, copies: CopyProgress) -> Iterator[int]:
+    """Each of so many places once: the one where another copy is, or else the one behind the last."""
+    left = [True] * count
+    place = 0
+    for _ in range(count):
+        hint = copies.place()
+        if hint is not None and 0 <= hint < count and left[hint]:
+            place = hint
+        while not left[place % count]:
+            place += 1
+        place %= count
+        left[place] = False
+        copies.tell(place)
+        yield place
 
 
 def address_of(part: Bytes) -> int:
@@ -102,25 +127,25 @@ def _before_the_tail(part: Bytes, unit: int) -> int:
     return len(part) - tail if tail < LEAST_BYTES or tail % unit else len(part)
 
 
-def _cut(addresses: Sequence[int], lengths: Sequence[int]) -> tuple[LeafRuns, list[int]]:
+def _cut(addresses: Sequence[int], lengths: Sequence[int], run_bytes: int = _RUN_BYTES) -> tuple[LeafRuns, list[int]]:
     """The runs of all parts, and the number of each part's first leaf and of the one after the last."""
     rows: list[tuple[int, int, int]] = []
     places = [0]
     for address, length in zip(addresses, lengths, strict=True):
         first = places[-1]
         rows += [
-            (address + start, min(_RUN_BYTES, length - start), first + start // LEAF_BYTES)
-            for start in range(0, length, _RUN_BYTES)
+            (address + start, min(run_bytes, length - start), first + start // LEAF_BYTES)
+            for start in range(0, length, run_bytes)
         ]
         places.append(first + -(-length // LEAF_BYTES))
     table = np.array(rows, np.int64).reshape(-1, 3).T
     return LeafRuns(*(np.ascontiguousarray(column) for column in table)), places
 
 
-def _shares(runs: LeafRuns) -> list[tuple[int, int]]:
-    """Begin and end of the runs of each call, of about `_SHARE_BYTES`."""
+def _shares(runs: LeafRuns, nbytes: int = _SHARE_BYTES) -> list[tuple[int, int]]:
+    """Begin and end of the runs of each call, of about so many bytes."""
     total = np.cumsum(runs.lengths)
-    cuts = np.searchsorted(total, np.arange(_SHARE_BYTES, int(total[-1]) if len(total) else 0, _SHARE_BYTES)) + 1
+    cuts = np.searchsorted(total, np.arange(nbytes, int(total[-1]) if len(total) else 0, nbytes)) + 1
     ends = [*dict.fromkeys(cuts.tolist()), len(runs.lengths)]
     return [(begin, end) for begin, end in pairwise([0, *ends]) if end > begin]
 

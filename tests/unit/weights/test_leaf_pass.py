@@ -127,6 +127,47 @@ def test_many_fills_with_any_number_of_threads(lengths: list[int], threads: int)
     assert all(np.array_equal(source, target) for source, target in zip(sources, targets, strict=True))
 
 
+class Copies:
+    """Says where another copy is, at each turn, and notes where this one came."""
+
+    def __init__(self, *elsewhere: int | None) -> None:
+        self.elsewhere = list(elsewhere)
+        self.told: list[int] = []
+
+    def place(self) -> int | None:
+        return self.elsewhere.pop(0) if self.elsewhere else None
+
+    def tell(self, place: int) -> None:
+        self.told.append(place)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "places"),
+    [
+        ((), [0, 1, 2, 3, 4]),
+        ((2,), [2, 3, 4, 0, 1]),
+        ((None, 3, 3), [0, 3, 4, 1, 2]),
+        ((1, 4, 4, 2), [1, 4, 0, 2, 3]),
+        ((4, 0, 0, 0, 0), [4, 0, 1, 2, 3]),
+        ((-1, 5, 1 << 40), [0, 1, 2, 3, 4]),
+    ],
+)
+def test_a_fill_goes_where_another_is_and_brings_every_byte_all_the_same(
+    elsewhere: tuple[int | None, ...], places: list[int]
+) -> None:
+    sources = [random_bytes(nbytes) for nbytes in (6 * LEAF_BYTES + 77, 0, 300, 4 * LEAF_BYTES)]
+    targets = [np.zeros(len(source), np.uint8) for source in sources]
+    copies = Copies(*elsewhere)
+    found = fill_leaves(list(zip(sources, targets, strict=True)), copies=copies)
+    assert found == [right_digests(source) for source in sources]
+    assert all(np.array_equal(source, target) for source, target in zip(sources, targets, strict=True))
+    assert copies.told == places
+
+
+def test_a_fill_of_nothing_asks_nobody() -> None:
+    assert fill_leaves([], copies=Copies(3)) == []
+
+
 @pytest.mark.parametrize("nbytes", [300, 4096, 9000, LEAF_BYTES])
 def test_a_fill_hashes_the_target_and_not_what_was_to_be_written(nbytes: int) -> None:
     # The target overlaps its source, so other bytes arrive than the source had at first.
