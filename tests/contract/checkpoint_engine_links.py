@@ -71,7 +71,7 @@ class SharedMemoryLink:
         return made
 
     def receiver(
-        self, holder: str = "replica-0", verify: Literal["full", "off"] = "full", deadline_seconds: float = 10
+        self, holder: str = "replica-0", verify: Literal["full", "off"] = "full", deadline_seconds: float = 60
     ) -> WeightReceiver:
         return SharedMemoryReceiver(holder=holder, verify=verify, deadline_seconds=deadline_seconds)
 
@@ -150,7 +150,7 @@ class FilesystemLink:
 
     def receiver(self, holder: str = "replica-0", verify: Literal["full", "off"] = "full") -> WeightReceiver:
         return FilesystemReceiver(
-            url=self._url, holder=holder, verify=verify, deadline_seconds=10, clock=SystemClock(), threads=2
+            url=self._url, holder=holder, verify=verify, deadline_seconds=60, clock=SystemClock(), threads=2
         )
 
     def flip(self, manifest: WeightManifest, byte: int, bit: int) -> None:
@@ -209,7 +209,7 @@ class RayObjectLink:
 
     def receiver(self, holder: str = "replica-0", verify: Literal["full", "off"] = "full") -> WeightReceiver:
         objects = InProcessObjects(self.cluster, "second")
-        return RayObjectReceiver(objects, holder=holder, verify=verify, deadline_seconds=10)
+        return RayObjectReceiver(objects, holder=holder, verify=verify, deadline_seconds=60)
 
     def flip(self, manifest: WeightManifest, byte: int, bit: int) -> None:
         stored = self.cluster.objects[bytes.fromhex(manifest.arena_id.removeprefix(PREFIX))]

@@ -42,7 +42,7 @@ class SharedMemory:
         self.sender = SharedMemorySender(directory=self._directory.name, arenas=4, nonfinite="off", delta=mode)
 
     def receiver(self) -> WeightReceiver:
-        return SharedMemoryReceiver(holder="replica-0", deadline_seconds=10)
+        return SharedMemoryReceiver(holder="replica-0", deadline_seconds=60)
 
     def flip(self, manifest: WeightManifest, byte: int) -> None:
         store = self.sender._store  # noqa: SLF001
@@ -83,7 +83,7 @@ class RayObject:
 
     def receiver(self) -> WeightReceiver:
         objects = InProcessObjects(self.cluster, "second")
-        return RayObjectReceiver(objects, holder="replica-0", verify="full", deadline_seconds=10)
+        return RayObjectReceiver(objects, holder="replica-0", verify="full", deadline_seconds=60)
 
     def flip(self, manifest: WeightManifest, byte: int) -> None:
         assert manifest.delta is not None
@@ -108,7 +108,7 @@ class Filesystem:
         )
 
     def receiver(self) -> WeightReceiver:
-        return FilesystemReceiver(url=self.url, holder="replica-0", deadline_seconds=10, clock=SystemClock())
+        return FilesystemReceiver(url=self.url, holder="replica-0", deadline_seconds=60, clock=SystemClock())
 
     def flip(self, manifest: WeightManifest, byte: int) -> None:
         name = f"{self.url}/{manifest.arena_id}/{DELTA_NAME}"

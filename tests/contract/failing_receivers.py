@@ -1,15 +1,16 @@
 """A whole sync over real checkpoint engines, with receivers that fail while they stage, each in its own way.
 
 The trainer, the manager and every replica's transaction are the real ones; a replica stages in a thread of its own, as
-its host does.
+its host does. The deadline of a sync is long, and leaped over where it is to pass.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -31,13 +32,13 @@ from paceline.core.errors import SyncError
 from paceline.core.manifest import WeightManifest
 from paceline.core.version import Version
 from paceline.core.weight_ports import StagedWeights, WeightReceiver, WeightSender
-from paceline.runtime.system import SystemClock
 from paceline.sync.checkpoint_engine_manager import CheckpointEngineManager, WeightUpdate
 from paceline.sync.weight_transaction import WeightTransaction
 from paceline.testing.marker_model import MarkerEngine
 from paceline.testing.recording import RecordingBoard, RecordingEvents
+from tests.leaping_clock import LeapingClock
 
-TIMEOUT_SECONDS = 1.0
+TIMEOUT_SECONDS = 60.0
 _WIDTH = 100_000
 
 
@@ -83,10 +84,12 @@ class Blocks:
     """Does not come back until it is let go, long after everybody gave up."""
 
     def __init__(self) -> None:
+        self.begun = threading.Event()
         self.let_go = threading.Event()
         self.ended = threading.Event()
 
     def __call__(self, manifest: WeightManifest, receiver: WeightReceiver) -> None:
+        self.begun.set()
         assert self.let_go.wait(60)
         self.ended.set()
 
@@ -113,12 +116,13 @@ class TrainerSide:
 class ReplicaSide:
     """Implements `ReplicaControl` as far as a sync goes."""
 
-    def __init__(self, name: str, receiver: WeightReceiver) -> None:
+    def __init__(self, name: str, receiver: WeightReceiver, clock: LeapingClock) -> None:
         self.replica_id = name
+        self.staged: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.receiver = FailingReceiver(receiver)
         self.engine = MarkerEngine(width=_WIDTH, places=4)
         self.transaction = WeightTransaction(
-            replica_id=name, life=1, receiver=self.receiver, board=RecordingBoard(), clock=SystemClock()
+            replica_id=name, life=1, receiver=self.receiver, board=RecordingBoard(), clock=clock
         )
 
     async def stage(self, command: StageCommand) -> StageReport:
@@ -135,7 +139,9 @@ class ReplicaSide:
                 _tell(loop, done, lambda: done.set_result(report))
 
         threading.Thread(target=run, name=f"stage-{self.replica_id}", daemon=True).start()
-        return await done
+        report = await done
+        self.staged[report.version].set()
+        return report
 
     async def swap(self, command: SwapCommand) -> SwapReport:
         previous = self.transaction.swap(command, self.engine)
@@ -172,12 +178,13 @@ class SyncRig:
 
     def __init__(self, sender: WeightSender, receivers: dict[str, WeightReceiver]) -> None:
         config = build_config({"checkpoint_engine": {"sync_timeout_seconds": TIMEOUT_SECONDS}})
-        self.replicas = {name: ReplicaSide(name, receiver) for name, receiver in receivers.items()}
+        self._clock = LeapingClock()
+        self.replicas = {name: ReplicaSide(name, receiver, self._clock) for name, receiver in receivers.items()}
         self._manager = CheckpointEngineManager(
             config,
             TrainerSide(sender),
             list(self.replicas.values()),
-            clock=SystemClock(),
+            clock=self._clock,
             events=RecordingEvents(),
         )
 
@@ -185,6 +192,17 @@ class SyncRig:
         """One version to all; a sync that is not over after twice its time is an error of its own."""
         async with asyncio.timeout(2 * TIMEOUT_SECONDS):
             return await self._manager.update_weights(n, version=Version(1, n).packed)
+
+    async def sync_past_the_deadline(self, n: int, hanging: str, begun: threading.Event) -> WeightUpdate:
+        """A sync in which one hangs: the deadline comes when it does and the others have staged."""
+        syncing = asyncio.ensure_future(self.sync(n))
+        others = [replica for name, replica in self.replicas.items() if name != hanging]
+        assert await asyncio.to_thread(begun.wait, TIMEOUT_SECONDS)
+        staged = asyncio.gather(*(replica.staged[Version(1, n).packed].wait() for replica in others))
+        waited: set[asyncio.Future[Any]] = {syncing, staged}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        self._clock.leap(TIMEOUT_SECONDS + 1)
+        return await syncing
 
     async def catch_up(self, name: str) -> None:
         """A replica that was fenced takes the newest version."""
@@ -194,6 +212,10 @@ class SyncRig:
     def markers(self) -> dict[str, int]:
         """What each replica really serves."""
         return {name: replica.engine.marker for name, replica in self.replicas.items()}
+
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        """On the clock of this rig."""
+        self._clock.run(scenario)
 
     def close(self) -> None:
         for replica in self.replicas.values():
@@ -209,4 +231,4 @@ def stage_threads() -> list[threading.Thread]:
 def end_of_staging() -> None:
     """Return when no thread stages any more."""
     for thread in stage_threads():
-        thread.join(30)
+        thread.join(60)

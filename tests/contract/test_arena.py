@@ -30,7 +30,7 @@ import sys, time
 from paceline.store.arena_reader import ArenaReader
 address, arena_id, version, size, holder = sys.argv[1:]
 lease, _ = ArenaReader().lease(address=address, arena_id=arena_id, version=int(version), total_bytes=int(size),
-                               holder=holder, deadline_seconds=10)
+                               holder=holder, deadline_seconds=60)
 print(int(lease.array.sum()), flush=True)
 time.sleep(600)
 """
@@ -44,7 +44,7 @@ assert arena.begin_write()
 arena.array[:] = 1
 arena.end_write(1)
 mapped = MappedArena(arena.shared_fd, arena_id=arena.arena_id, kind=kind)
-lease = mapped.lease(version=1, total_bytes=4096, deadline_seconds=1)
+lease = mapped.lease(version=1, total_bytes=4096, deadline_seconds=60)
 print("leased", flush=True)
 (arena if who == "owner" else lease).array[0] = 2
 print("written", flush=True)
@@ -74,7 +74,7 @@ def mapped(arena: Arena) -> MappedArena:
     return MappedArena(arena.shared_fd, arena_id=arena.arena_id, kind=arena.kind)
 
 
-def leased(arena: Arena, version: int = 1, total_bytes: int = 10_000, deadline: float = 1.0) -> ArenaLease:
+def leased(arena: Arena, version: int = 1, total_bytes: int = 10_000, deadline: float = 60.0) -> ArenaLease:
     return mapped(arena).lease(version=version, total_bytes=total_bytes, deadline_seconds=deadline)
 
 
@@ -85,7 +85,7 @@ def over_channel(store: WeightStore, arena_id: str, total_bytes: int, version: i
         version=version,
         total_bytes=total_bytes,
         holder="r",
-        deadline_seconds=5,
+        deadline_seconds=60,
     )
     return lease
 
@@ -122,18 +122,18 @@ def test_a_lease_sees_the_bytes_and_keeps_the_writer_out(arena: Arena) -> None:
 def test_one_map_serves_lease_after_lease(arena: Arena) -> None:
     filled(arena, 7, version=1)
     kept = mapped(arena)
-    one = kept.lease(version=1, total_bytes=10_000, deadline_seconds=1)
-    two = kept.lease(version=1, total_bytes=10_000, deadline_seconds=1)
+    one = kept.lease(version=1, total_bytes=10_000, deadline_seconds=60)
+    two = kept.lease(version=1, total_bytes=10_000, deadline_seconds=60)
     one.release()
     assert arena.is_leased()
     two.release()
     assert not arena.is_leased()
     filled(arena, 8, version=2)
     with pytest.raises(SyncError, match="version 1 is gone"):
-        kept.lease(version=1, total_bytes=10_000, deadline_seconds=1)
-    three = kept.lease(version=2, total_bytes=10_000, deadline_seconds=1)
+        kept.lease(version=1, total_bytes=10_000, deadline_seconds=60)
+    three = kept.lease(version=2, total_bytes=10_000, deadline_seconds=60)
     assert (three.array == 8).all()
-    assert three.array.ctypes.data == kept.lease(version=2, total_bytes=1, deadline_seconds=1).array.ctypes.data
+    assert three.array.ctypes.data == kept.lease(version=2, total_bytes=1, deadline_seconds=60).array.ctypes.data
 
 
 def test_a_lease_lasts_as_long_as_a_view_of_its_bytes(arena: Arena) -> None:
@@ -203,7 +203,7 @@ def test_a_file_without_an_arenas_stamp_is_refused(tmp_path: Path) -> None:
     with plain.open("rb") as file:
         plain.unlink()
         with pytest.raises(SyncError, match="is not an arena"):
-            MappedArena(file.fileno(), arena_id="x", kind="file").lease(version=1, total_bytes=1, deadline_seconds=1)
+            MappedArena(file.fileno(), arena_id="x", kind="file").lease(version=1, total_bytes=1, deadline_seconds=60)
 
 
 def test_an_owner_that_dies_while_it_writes_leaves_no_version(arena: Arena) -> None:
@@ -213,7 +213,9 @@ def test_an_owner_that_dies_while_it_writes_leaves_no_version(arena: Arena) -> N
     # The lock of a dead owner is gone, the stamp it left is there.
     fcntl.flock(arena._lock_fd, fcntl.LOCK_UN)  # noqa: SLF001
     with pytest.raises(SyncError, match="no version"):
-        MappedArena(copy, arena_id=arena.arena_id, kind=arena.kind).lease(version=1, total_bytes=10, deadline_seconds=1)
+        MappedArena(copy, arena_id=arena.arena_id, kind=arena.kind).lease(
+            version=1, total_bytes=10, deadline_seconds=60
+        )
     os.close(copy)
 
 

@@ -26,7 +26,7 @@ def sender(cluster: ObjectCluster, arenas: int = 2) -> RayObjectSender:
 
 def receiver(cluster: ObjectCluster, holder: str = "replica-0", node: str = "second") -> RayObjectReceiver:
     objects = InProcessObjects(cluster, node)
-    return RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=10)
+    return RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=60)
 
 
 def stored_bytes(cluster: ObjectCluster) -> int:
@@ -56,7 +56,7 @@ def test_one_receiver_of_a_node_hashes_for_all_of_it(tmp_path: Path) -> None:
 
     def at(holder: str, node: str) -> RayObjectReceiver:
         objects = InProcessObjects(cluster, node)
-        return RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=10, digests=digests)
+        return RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=60, digests=digests)
 
     writer = sender(cluster)
     readers = [at(f"replica-{index}", node) for index, node in enumerate(("second", "second", "third", "second"))]
@@ -77,7 +77,7 @@ def test_a_damaged_copy_is_refused_by_all_of_its_node_and_by_no_other(tmp_path: 
     next(iter(cluster.objects.values())).copies["second"][5] ^= 1
     for holder, node in (("replica-0", "second"), ("replica-1", "second"), ("replica-2", "third")):
         objects = InProcessObjects(cluster, node)
-        reader = RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=10, digests=digests)
+        reader = RayObjectReceiver(objects, holder=holder, verify="full", deadline_seconds=60, digests=digests)
         if node == "third":
             assert reader.stage(manifest).digest == manifest.digest
             continue
@@ -95,7 +95,7 @@ def test_another_manifest_is_held_against_the_bytes(tmp_path: Path) -> None:
             InProcessObjects(cluster, "second"),
             holder=f"replica-{index}",
             verify="full",
-            deadline_seconds=10,
+            deadline_seconds=60,
             digests=NodeDigests(str(tmp_path)),
         )
         for index in range(2)
@@ -214,7 +214,7 @@ def test_bytes_of_the_store_are_handed_out_read_only() -> None:
     cluster = ObjectCluster()
     objects = InProcessObjects(cluster, "first")
     reference = objects.put(np.zeros(8, dtype=np.uint8).data)
-    assert objects.get(reference, holder="replica-0", deadline_seconds=1).readonly
+    assert objects.get(reference, holder="replica-0", deadline_seconds=60).readonly
 
 
 def test_a_store_that_is_too_small_is_refused_with_what_is_needed_and_free() -> None:

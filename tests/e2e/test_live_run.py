@@ -65,7 +65,7 @@ def test_a_dead_replica_comes_back_and_serves_what_is_published(live: TrainProce
 def test_nothing_outlives_the_death_of_the_driver_and_then_nothing_can_be_verified(live: TrainProcess) -> None:
     assert len(live.processes()) > 6
     live.process.kill()
-    live.process.wait(timeout=10)
+    live.process.wait(timeout=60)
     live.assert_nothing_is_left()
     done = verify(live)
     assert done.returncode == 1

@@ -147,7 +147,7 @@ class TrainProcess:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 def not_mapped(paths: list[str]) -> list[str]:

@@ -86,9 +86,9 @@ class Owner:
         """Of its process."""
         return os.getpid()
 
-    def capture(self, version: int) -> WeightManifest:
+    def capture(self, version: int, wait_seconds: float = DEADLINE_SECONDS) -> WeightManifest:
         """Publish as soon as there is room, as the trainer does."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + wait_seconds
         while self.sender.blocking_holders() and time.monotonic() < deadline:
             time.sleep(0.02)
         return publish(self.sender, weights(version, self.mebibytes).items(), version)
@@ -259,7 +259,7 @@ async def _capture_and_stage(
 ) -> None:
     """Every version is kept by one replica: there has to be an end."""
     for version in range(first, end):
-        await stage_all(await trainer.capture(version))
+        await stage_all(await trainer.capture(version, 10.0))
         await keeping.keep()
 
 

@@ -64,6 +64,13 @@ class Client:
         self.stopping = False
         self.done: dict[str, Completion] = {}
         self.prompts: dict[str, list[int]] = {}
+        self._came = asyncio.Event()
+
+    async def more(self, count: int) -> None:
+        """Return once so many more requests have come back."""
+        wanted = len(self.done) + count
+        while len(self.done) < wanted:
+            await self._came.wait()
 
     async def run(self) -> None:
         """Until `stopping`, then until everything has come back."""
@@ -78,6 +85,8 @@ class Client:
                 assert completion.request_id not in self.done, "a request came back twice"
                 self.done[completion.request_id] = completion
                 owed.discard(completion.request_id)
+            self._came.set()
+            self._came.clear()
 
     def _request(self) -> GenerationRequest:
         number = next(self._numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx2
@@ -22,12 +23,22 @@ async def _foreign(fleet: Fleet, tokens: int) -> dict[str, Any]:
     return choice
 
 
+async def _until_asked(fleet: Fleet) -> None:
+    """Return once the server works on a request."""
+    async with httpx2.AsyncClient(timeout=120, trust_env=False) as client:
+        while True:
+            metrics = (await client.get(f"{fleet.server.url}/metrics")).text
+            if re.search(r"^vllm:num_requests_running\{[^}]*\} [1-9]", metrics, re.MULTILINE):
+                return
+            await asyncio.sleep(0.01)
+
+
 async def _sync_beside(fleet: Fleet, *, wait_seconds: float, tokens: int, at_once: int) -> list[dict[str, Any]]:
     """What others got for the requests that ran on the server while it was brought to the next version."""
     await fleet.meet_server_again(wait_seconds=wait_seconds)
     asking = [asyncio.ensure_future(_foreign(fleet, tokens)) for _ in range(at_once)]
     manifest = fleet.publish(fleet.changed_weights(0.05))
-    await asyncio.sleep(0.1)
+    await _until_asked(fleet)
     report = await fleet.bring(fleet.replicas[2], manifest)
     assert report.digest == manifest.digest
     for replica in fleet.replicas[:2]:

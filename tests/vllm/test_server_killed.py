@@ -38,7 +38,7 @@ def test_a_killed_server_comes_back_with_verified_weights(fleet: Fleet) -> None:
         client = Client(fleet.replicas[2], at_once=2, tokens=8)
         client.stopping = False
         asking = asyncio.ensure_future(client.run())
-        await asyncio.sleep(1.0)
+        await client.more(2)
         client.stopping = True
         await asking
         assert {version for done in client.done.values() for version in done.versions} == {manifest.version}

@@ -26,7 +26,7 @@ def clients(fleet: Fleet) -> list[Client]:
 
 async def _twenty_syncs(fleet: Fleet, clients: list[Client]) -> None:
     asking = [asyncio.ensure_future(client.run()) for client in clients]
-    await asyncio.sleep(1.0)
+    await asyncio.gather(*(client.more(2) for client in clients))
     for turn in range(SYNCS):
         manifest, reports = await fleet.sync(fleet.changed_weights(0.05, CHANGES[turn % len(CHANGES)]))
         assert {report.digest for report in reports} == {manifest.digest}
@@ -34,7 +34,7 @@ async def _twenty_syncs(fleet: Fleet, clients: list[Client]) -> None:
         sums = [await port.checksums() for port in fleet.ports]
         assert sums[0] == sums[1], "loading the layers that changed gives what loading everything gives"
         assert sums[2] == sums[1]
-        await asyncio.sleep(0.2)
+        await asyncio.gather(*(client.more(2) for client in clients))
     for client in clients:
         client.stopping = True
     await asyncio.gather(*asking)

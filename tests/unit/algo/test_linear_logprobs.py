@@ -108,7 +108,8 @@ def test_no_tokens() -> None:
 
 # 4,096 tokens by 150,000 entries are 2.3 GiB of float32 logits, of which a plain loss keeps several copies.
 MEASURE = """
-import resource, torch
+import torch
+from pathlib import Path
 from paceline.algo.linear_logprobs import LogitForm, linear_logprobs
 torch.set_num_threads(1)
 hidden = torch.randn(4096, 8, requires_grad=True)
@@ -116,10 +117,14 @@ weight = torch.randn(150_000, 8, requires_grad=True)
 targets = torch.randint(150_000, (4096,))
 small = slice(0, 16)
 sum(linear_logprobs(hidden[small], weight, None, targets[small], LogitForm())).sum().backward()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def kib(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1])
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = kib("VmRSS")
 logprobs, entropies = linear_logprobs(hidden, weight, None, targets, LogitForm())
 (logprobs.sum() + entropies.sum()).backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(kib("VmHWM") - before)
 """
 
 

@@ -70,7 +70,7 @@ def receiver(
         url=url,
         holder="replica-0",
         verify=verify,
-        deadline_seconds=10,
+        deadline_seconds=60,
         clock=clock or SystemClock(),
         threads=threads,
     )

@@ -46,7 +46,7 @@ def with_servers(
         spec = make_spec({"rollout.name": "vllm", "rollout.servers": urls, "rollout.num_replicas": count, **settings})
         servers = [serving.build_server(spec, f"replica-{index}", 1) for index in range(count)]
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await scenario(servers, fakes)
         finally:
             for server, fake in zip(servers, fakes, strict=True):
@@ -103,7 +103,7 @@ def test_requests_of_others_get_so_long_to_end(make_spec: MakeSpec) -> None:
         async def scenario(servers: list[InferenceServer], fakes: list[FakeVllm]) -> None:
             await servers[0].start()
             fakes[0].wait_seconds = 0.5
-            found.append(await servers[0].pause(SystemClock().wall() + 15))
+            found.append(await servers[0].pause(SystemClock().wall() + 60))
 
         with_servers(make_spec, 1, {"rollout.server_wait_seconds": seconds}, scenario)
         return found[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError, VersionError
@@ -13,6 +13,7 @@ lives = st.integers(0, 2**23 - 1)
 numbers = st.integers(0, 2**40 - 1)
 
 
+@settings(deadline=None)
 @given(lives, numbers, lives, numbers)
 def test_packing_is_a_bijection_that_keeps_the_order(life: int, n: int, other_life: int, other_n: int) -> None:
     one, other = Version(life, n), Version(other_life, other_n)

@@ -72,7 +72,7 @@ class FakeVllm:
         path, _, query = target.partition("?")
         self.calls.append(f"{method} {target}")
         if path in self.hangs:
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
         if path in self.misbehave:
             status, text = self.misbehave[path]
         elif self._api_key and headers.get("authorization") != f"Bearer {self._api_key}" and path.startswith("/v1"):
@@ -154,13 +154,13 @@ def listening(worker: WorkerWeights) -> Iterator[FakeVllm]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = FakeVllm(worker)
-    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(60)
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

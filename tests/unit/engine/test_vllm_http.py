@@ -29,12 +29,14 @@ from tests.unit.engine.fake_vllm_http import FakeVllm
 from tests.unit.engine.vllm_rig import LAYERS, SPEC, Rig
 
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=6, stop_token_ids=(2,))
+PATIENCE = 60.0  # seconds, for what comes at once
 Scenario = Callable[[VllmHttpServer, FakeVllm, Rig], Awaitable[None]]
 
 
 def driver_of(url: str, **options: object) -> VllmHttpServer:
+    """With patience for everything; a test whose server does not answer says how little it needs."""
     clock = SystemClock()
-    settings = {"start_seconds": 0.3, "call_seconds": 0.5, "wait_seconds": 0.2, **options}
+    settings = {"start_seconds": PATIENCE, "call_seconds": PATIENCE, "wait_seconds": PATIENCE, **options}
     settings["hello"] = Hello(model_type="toy")
     return VllmHttpServer(
         url,
@@ -45,11 +47,11 @@ def driver_of(url: str, **options: object) -> VllmHttpServer:
     )
 
 
-def with_server(scenario: Scenario, *, api_key: str = "", sends: str | None = None) -> None:
+def with_server(scenario: Scenario, *, server_key: str = "", **options: object) -> None:
     async def main() -> None:
         rig = Rig()
-        async with asyncio.timeout(20), FakeVllm(rig.worker, api_key=api_key) as server:
-            driver = driver_of(server.url, api_key=sends)
+        async with asyncio.timeout(PATIENCE), FakeVllm(rig.worker, api_key=server_key) as server:
+            driver = driver_of(server.url, **options)
             try:
                 await scenario(driver, server, rig)
             finally:
@@ -68,9 +70,9 @@ def test_a_sync_over_http_is_proved_by_every_side() -> None:
         assert await driver.weight_version() is None
         manifests = [rig.publish(n, k=float(40 + n)) for n in range(3)]
         for n, manifest in enumerate(manifests):
-            held = await driver.stage(manifest, SystemClock().wall() + 5)
+            held = await driver.stage(manifest, SystemClock().wall() + PATIENCE)
             assert (held.digest, held.bytes, held.base_version) == (manifest.digest, manifest.total_bytes, None)
-            assert await driver.pause(SystemClock().wall() + 5) == 0
+            assert await driver.pause(SystemClock().wall() + PATIENCE) == 0
             assert server.paused is not None
             await driver.load(manifest.version)
             await driver.confirm(manifest.version, manifest.digest)
@@ -107,11 +109,11 @@ def test_token_ids_go_in_and_come_out() -> None:
 def test_requests_of_others_that_do_not_end_are_frozen_and_counted() -> None:
     async def scenario(driver: VllmHttpServer, server: FakeVllm, rig: Rig) -> None:
         await driver.start()
-        server.wait_seconds = 5.0
-        assert await driver.pause(SystemClock().wall() + 5) == 3
+        server.wait_seconds = 600.0
+        assert await driver.pause(SystemClock().wall() + PATIENCE) == 3
         assert server.calls[-1].startswith("POST /pause?mode=keep")
 
-    with_server(scenario)
+    with_server(scenario, wait_seconds=0.2)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_server_that_cannot_be_used_is_refused_with_what_to_do(
             await driver.start()
         assert server.url in refused.value.message
 
-    with_server(scenario)
+    with_server(scenario, start_seconds=0.0)
 
 
 def test_another_model_is_refused_by_name() -> None:
@@ -170,7 +172,7 @@ def test_the_api_key_is_sent(sends: str | None, works: bool) -> None:
         with pytest.raises(ConfigError, match=r"refuses the API key \(401\): set it .*rollout\.server_api_key_env"):
             await driver.start()
 
-    with_server(scenario, api_key="secret", sends=sends)
+    with_server(scenario, server_key="secret", api_key=sends)
 
 
 def test_a_server_that_takes_shorter_requests_is_refused_with_both_lengths() -> None:
@@ -202,7 +204,7 @@ def test_a_server_on_another_host_is_refused_where_weights_lie_in_shared_memory(
 @pytest.mark.parametrize(
     ("path", "call"),
     [
-        ("/pause", lambda driver: driver.pause(SystemClock().wall() + 5)),
+        ("/pause", lambda driver: driver.pause(SystemClock().wall() + PATIENCE)),
         ("/start_weight_update", lambda driver: driver.load(1)),
         ("/weight_info", lambda driver: driver.weight_version()),
         ("/resume", lambda driver: driver.resume()),
@@ -236,7 +238,7 @@ def test_errors_of_the_plug_in_keep_their_class() -> None:
     async def scenario(driver: VllmHttpServer, server: FakeVllm, rig: Rig) -> None:
         await driver.start()
         manifest = rig.publish(0)
-        await driver.stage(manifest, SystemClock().wall() + 5)
+        await driver.stage(manifest, SystemClock().wall() + PATIENCE)
         rig.model.fail_after = 1
         with pytest.raises(CoverageError, match="refuses the rest"):
             await driver.load(manifest.version)
@@ -252,7 +254,7 @@ def test_a_load_that_failed_on_one_worker_of_several_can_be_undone() -> None:
         await driver.start()
         first, second = rig.publish(0), rig.publish(1, q=5.0)
         for manifest in (first, second):
-            await driver.stage(manifest, SystemClock().wall() + 5)
+            await driver.stage(manifest, SystemClock().wall() + PATIENCE)
         await driver.load(first.version)
         await driver.confirm(first.version, first.digest)
         server.another_worker_loaded = True
@@ -280,7 +282,7 @@ def test_a_server_that_dies_or_hangs_is_named() -> None:
         with pytest.raises(WorkerDied, match="went away"):
             await driver.weight_version()
 
-    with_server(scenario)
+    with_server(scenario, call_seconds=2.0)
 
 
 def test_a_request_that_is_refused_is_a_fault_of_the_request() -> None:
@@ -295,7 +297,7 @@ def test_a_request_that_is_refused_is_a_fault_of_the_request() -> None:
 
 def test_nothing_answers_at_a_wrong_url() -> None:
     async def main() -> None:
-        driver = driver_of("http://127.0.0.1:9")
+        driver = driver_of("http://127.0.0.1:9", start_seconds=0.0)
         with pytest.raises(WorkerDied, match="is the server running, and is the URL right"):
             await driver.start()
         await driver.close()

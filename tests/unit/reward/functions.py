@@ -10,6 +10,9 @@ from typing import Any
 from paceline.core.sample import Prompt
 from paceline.reward.function_spec import FunctionSpec
 from paceline.reward.process_reward import ProcessReward, open_reward
+from tests.leaping_clock import LeapingClock
+
+PATIENCE = 300.0  # seconds, for a scenario as a whole
 
 # What the last word of a response makes it do. TOUCHED is a file that a hanging call leaves a mark in.
 HOSTILE = """
@@ -83,15 +86,16 @@ def with_reward(
     scenario: Callable[[ProcessReward], Awaitable[None]],
     processes: int = 2,
     deadline_seconds: float = 60.0,
+    clock: LeapingClock | None = None,
 ) -> None:
-    """Run a scenario with the reward of a function, and end its processes."""
+    """Run a scenario with the reward of a function, and end its processes; timers go by the clock."""
 
     async def main() -> None:
         reward = await open_reward(spec, log, processes, deadline_seconds)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 await scenario(reward)
         finally:
             await reward.close()
 
-    asyncio.run(main())
+    (clock or LeapingClock()).run(main())

@@ -14,6 +14,7 @@ from paceline.core.sample import Score
 from paceline.core.sections.reward import RewardConfig
 from paceline.reward.process_reward import MOST_CHILDREN, ProcessReward, open_reward
 from paceline.rollout.bounded_reward import BoundedReward
+from tests.leaping_clock import LeapingClock
 from tests.unit.reward.functions import ASYNC, HOSTILE, prompt, spec_of, with_reward, write
 
 RIGHT = Score(1.0, {"length": 2.0})
@@ -38,7 +39,7 @@ def lives(pid: int) -> bool:
 
 
 def until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while lives(pid):
         assert time.monotonic() < deadline, f"process {pid} lives on"
         time.sleep(0.01)
@@ -103,11 +104,13 @@ def test_a_hanging_call_ends_at_its_deadline_and_others_go_on(tmp_path: Path) ->
 def test_a_late_call_has_a_successor_before_it_is_ended(tmp_path: Path) -> None:
     hang = "    while solution_str == 'hang': pass\n"
     text = f"import os\ndef compute_score(solution_str, **row):\n{hang}    return os.getpid()"
+    clock = LeapingClock()
 
     async def scenario(reward: ProcessReward) -> None:
         first = await outcome(reward, "?")
-        hanging = asyncio.ensure_future(outcome(reward, "hang"))
+        hanging = asyncio.ensure_future(outcome(reward, "hang", deadline=120.0))
         await asyncio.sleep(0)
+        clock.leap(0.26 * 120.0)
         second = await outcome(reward, "?")  # its one place is taken: only a successor can answer
         assert not hanging.done()
         assert first != second
@@ -115,7 +118,9 @@ def test_a_late_call_has_a_successor_before_it_is_ended(tmp_path: Path) -> None:
         assert await outcome(reward, "?") == second
         assert reward.started == 2  # none was started for the one that has ended
 
-    with_reward(spec_of(write(tmp_path, text)), tmp_path / "log", scenario, processes=1, deadline_seconds=1.0)
+    with_reward(
+        spec_of(write(tmp_path, text)), tmp_path / "log", scenario, processes=1, deadline_seconds=120.0, clock=clock
+    )
 
 
 def test_the_start_of_a_process_is_on_nobodys_deadline(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def with_ahead(source: Numbers, scenario: Callable[[PromptsAhead], Coroutine[Any
     async def main() -> None:
         ahead = PromptsAhead(source, work=InlineWork(), clock=SystemClock())
         running = asyncio.ensure_future(ahead.run(lambda: None))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(ahead)
         running.cancel()
 
@@ -139,7 +139,7 @@ def test_the_event_loop_turns_while_a_prompt_is_made() -> None:
 
     class Slow(Numbers):
         def next_prompt(self) -> Prompt | None:
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(60)
             return super().next_prompt()
 
     async def main() -> None:
@@ -149,7 +149,7 @@ def test_the_event_loop_turns_while_a_prompt_is_made() -> None:
         await turns()
         assert ahead.next_prompt() is None  # at once, though one is being made
         may_go_on.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await ready.wait()
         prompt = ahead.next_prompt()
         assert prompt is not None

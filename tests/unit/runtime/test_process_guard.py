@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,14 +27,27 @@ from paceline.runtime.process_tree import (
     send,
 )
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
+REST_SECONDS = 0.02  # longer than anything makes the watchdog wait while it looks
 
 # Says its pid and sleeps. `env -i` cases take the token away, so only the memory of the watchdog knows them.
 SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 # A child with a child of its own.
 PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-ISc', {SLEEPER!r}]); " + SLEEPER
-# Double fork and a session of its own: the parent is init.
-DETACHED = "import os\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n" + SLEEPER
+# Double fork and a session of its own: the parent is init, and those between are gone when it says its pid.
+DETACHED = (
+    """
+import os, time
+def leave_parent():
+    parent = os.getpid()
+    if os.fork(): os._exit(0)
+    while os.getppid() == parent: time.sleep(0.001)
+leave_parent()
+os.setsid()
+leave_parent()
+"""
+    + SLEEPER
+)
 # Bears a name that looks like the fields of /proc/PID/stat.
 RENAMED = "import ctypes; ctypes.CDLL(None).prctl(15, b'x) Z 1 (y', 0, 0, 0); " + SLEEPER
 # Starts detached sleepers for as long as it lives.
@@ -46,6 +60,7 @@ BREEDER = (
 DRIVER = """
 import json, os, subprocess, sys, time
 from pathlib import Path
+from paceline.runtime import process_guard
 from paceline.runtime.process_guard import ProcessGuard
 
 def run(program, clear=False):
@@ -67,6 +82,9 @@ for line in sys.stdin:
         if not answer:
             time.sleep(600)
             os._exit(0)
+    elif order == "wait for the watchdog":
+        process_guard.ANSWER_SECONDS = arguments[0] - arguments[1]
+        answer = order
     elif order == "finish":
         report = guard.finish(*arguments)
         answer = [report.killed, report.clean]
@@ -104,13 +122,20 @@ class Driver:
 
     def finish(self) -> tuple[int, bool]:
         """Return how many were killed, and whether nothing is left."""
-        answer = self.ask("finish", 10.0)
+        answer = self.ask("finish", DEADLINE_SECONDS)
         assert isinstance(answer, list)
         return answer[0], answer[1]
 
-    def wait_until_remembered(self) -> None:
-        """Wait for two looks of the watchdog."""
-        time.sleep(1.2)
+    def wait_until_remembered(self, watchdog: int) -> None:
+        """Wait for two whole looks of the watchdog: it reads much, and rests before and after."""
+        rests: set[int] = set()
+
+        def has_looked_twice() -> bool:
+            if (reads := reads_at_rest(watchdog)) is not None:
+                rests.add(reads)
+            return len(rests) > 2
+
+        wait_for(has_looked_twice, "two looks")
 
 
 @pytest.fixture
@@ -156,6 +181,18 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def reads_at_rest(pid: int) -> int | None:
+    """Its read calls so far; None while it does something."""
+    before = read_calls(pid)
+    time.sleep(REST_SECONDS)
+    sleeps = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S"
+    return before if sleeps and read_calls(pid) == before else None
+
+
+def read_calls(pid: int) -> int:
+    return int(re.findall(r"syscr: (\d+)", Path(f"/proc/{pid}/io").read_text(encoding="ascii"))[0])
+
+
 def wait_gone(*pids: int) -> None:
     wait_for(lambda: not any(runs(pid) for pid in pids), f"end of {[pid for pid in pids if runs(pid)]}")
 
@@ -190,7 +227,7 @@ def test_a_killed_driver_leaves_nothing(
 ) -> None:
     watchdog = driver.pid("start", str(temp_dir))
     pids = grow_tree(driver)
-    driver.wait_until_remembered()
+    driver.wait_until_remembered(watchdog)
     kill(driver.process.pid, signal.SIGKILL)
     driver.process.wait()
     wait_gone(*pids, watchdog)
@@ -220,7 +257,7 @@ def test_the_watchdog_outlives_the_signals_that_stop_a_driver(driver: Driver) ->
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(watchdog, number)
     child = driver.pid("run", SLEEPER)
-    driver.wait_until_remembered()
+    driver.wait_until_remembered(watchdog)
     assert runs(watchdog)
     os.kill(driver.process.pid, signal.SIGKILL)
     driver.process.wait()
@@ -241,7 +278,8 @@ def test_finish_does_without_a_stopped_watchdog(driver: Driver) -> None:
     watchdog = driver.pid("start")
     child = driver.pid("run", SLEEPER)
     os.kill(watchdog, signal.SIGSTOP)
-    assert driver.ask("finish", 0.5) == [1, True]
+    driver.ask("wait for the watchdog", 0.5, DEADLINE_SECONDS)
+    assert driver.finish() == (1, True)
     assert not runs(child)
     assert not runs(watchdog)
 
@@ -278,7 +316,7 @@ def test_the_guard_as_context_manager_ends_what_was_started_inside(temp_dir: Pat
         assert TOKEN_VARIABLE in os.environ
     assert inside.wait() == -signal.SIGKILL
     end(inside)
-    assert guard.finish(10.0).killed == 1, "a second call returns the first report"
+    assert guard.finish(DEADLINE_SECONDS).killed == 1, "a second call returns the first report"
     assert not temp_dir.exists()
     assert TOKEN_VARIABLE not in os.environ
 

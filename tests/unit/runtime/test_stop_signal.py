@@ -33,7 +33,7 @@ async def at_once() -> int:
 
 def block(number: signal.Signals) -> None:
     send(number)
-    time.sleep(10)
+    time.sleep(60)
 
 
 def send(number: signal.Signals) -> None:
@@ -44,7 +44,7 @@ def send(number: signal.Signals) -> None:
 def test_a_signal_ends_the_race(number: signal.Signals) -> None:
     async def main(stop: StopSignal) -> None:
         asyncio.get_running_loop().call_later(0.05, send, number)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await stop.race(for_ever())
 
     with StopSignal() as stop, pytest.raises(RunInterrupted, match=f"stopped by {number.name}") as caught:

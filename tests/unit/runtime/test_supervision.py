@@ -1,4 +1,4 @@
-"""Starting, watching and stopping the parts of a run, with fake parts."""
+"""Starting, watching and stopping the parts of a run, with fake parts, on the virtual clock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from paceline.core.errors import DeadlineExceeded, PacelineError, SyncError, WorkerDied
 from paceline.core.waits import Waits
-from paceline.runtime import supervision
-from paceline.runtime.supervision import Supervisor
-from paceline.runtime.system import SystemClock
+from paceline.runtime.supervision import START_SECONDS, Supervisor
 from paceline.testing.recording import RecordingEvents
+from paceline.testing.virtual_clock import VirtualClock, run_virtual
 
 
 async def for_ever() -> None:
@@ -109,23 +108,23 @@ class Run:
         self.supervisor: Supervisor | None = None
 
     def supervise(self) -> None:
-        async def main() -> None:
+        async def main(clock: VirtualClock) -> None:
             supervisor = self.supervisor = Supervisor(
                 runtime=self.runtime,
                 replica_roles=["replica-0"],
                 other_roles=["trainer", "rollouter", "synchronizer"],
                 max_restarts=self._max_restarts,
-                waits=Waits(who="driver", clock=SystemClock(), events=RecordingEvents()),
+                waits=Waits(who="driver", clock=clock, events=RecordingEvents()),
                 on_started=lambda: None,
                 spare_roles=self.spare_roles,
             )
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(2 * START_SECONDS):
                     await supervisor.run()
             finally:
                 await supervisor.stop()
 
-        asyncio.run(main())
+        run_virtual(main)
 
 
 def dying(role: str, after: float = 0.0) -> FakePart:
@@ -133,6 +132,7 @@ def dying(role: str, after: float = 0.0) -> FakePart:
 
 
 async def a_moment() -> None:
+    """Ends when nothing else can be done."""
     await asyncio.sleep(0.2)
 
 
@@ -159,8 +159,7 @@ def test_a_part_that_ends_too_early_is_named() -> None:
         Run(trainer=FakePart(), rollouter=FakePart(at_once)).supervise()
 
 
-def test_a_part_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "START_SECONDS", 0.05)
+def test_a_part_that_does_not_start_is_named() -> None:
     with pytest.raises(DeadlineExceeded) as caught:
         Run(FakePart(start=for_ever), trainer=FakePart()).supervise()
     assert caught.value.culprit == "replica-0"

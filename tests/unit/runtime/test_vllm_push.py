@@ -24,7 +24,7 @@ def test_every_server_serves_what_was_pushed() -> None:
         rig, model = Rig(), DictModel()
         other = WorkerWeights(loader=model, make_receiver=rig.make_receiver)
         async with FakeVllm(rig.worker) as one, FakeVllm(other) as two:
-            pusher = VllmPusher([one.url, two.url], wait_seconds=0.2)
+            pusher = VllmPusher([one.url, two.url])
             for n in range(3):
                 manifest = rig.publish(n, q=float(20 + n))
                 pauses = await pusher.push_async(manifest)
@@ -40,7 +40,7 @@ def test_a_server_that_refuses_keeps_what_it_served_and_is_named() -> None:
     async def main() -> None:
         rig = Rig()
         async with FakeVllm(rig.worker) as server:
-            pusher = VllmPusher([server.url], wait_seconds=0.2)
+            pusher = VllmPusher([server.url])
             await pusher.push_async(rig.publish(0))
             manifest = rig.publish(1, q=30.0, norm=31.0)
             rig.model.fail_once_after = 2
@@ -60,7 +60,7 @@ def test_a_server_that_does_not_pause_goes_on_with_what_it_served() -> None:
     async def main() -> None:
         rig = Rig()
         async with FakeVllm(rig.worker) as server:
-            pusher = VllmPusher([server.url], wait_seconds=0.2)
+            pusher = VllmPusher([server.url])
             await pusher.push_async(rig.publish(0))
             server.misbehave = {"/pause": (500, "no")}
             with pytest.raises(SyncError, match=rf"{server.url}.*answers 500 to /pause"):
@@ -73,7 +73,7 @@ def test_a_server_that_does_not_pause_goes_on_with_what_it_served() -> None:
 
 def test_a_server_that_is_not_there_is_named() -> None:
     rig = Rig()
-    pusher = VllmPusher(["http://127.0.0.1:9"], start_seconds=0.2)
+    pusher = VllmPusher(["http://127.0.0.1:9"], start_seconds=0.0)
     with pytest.raises(WorkerDied, match=r"http://127\.0\.0\.1:9"):
         pusher.push(rig.publish(0))
 

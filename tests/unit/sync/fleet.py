@@ -36,8 +36,8 @@ class Fleet:
         return SwapCommand(version=manifest.version, sync_id=1, deadline_wall=self.clock.wall() - late_by)
 
 
-def make_fleet(arenas: int = 3, rules: CoverageRules | None = None) -> Fleet:
-    exchange, board, clock = InProcessExchange(), RecordingBoard(), SystemClock()
+def make_fleet(arenas: int = 3, rules: CoverageRules | None = None, clock: SystemClock | None = None) -> Fleet:
+    exchange, board, clock = InProcessExchange(), RecordingBoard(), clock or SystemClock()
     return Fleet(
         backend=MarkerBackend(),
         exchange=exchange,

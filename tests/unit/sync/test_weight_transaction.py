@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from paceline.core.errors import CoverageError, DigestMismatch, LateCommand, SyncError, VersionError
 from paceline.core.version import Version
 from paceline.testing.marker_model import MarkerEngine
+from tests.leaping_clock import LeapingClock
 from tests.unit.sync.fleet import Fleet, make_fleet
 
 
@@ -58,19 +58,20 @@ def test_versions_do_not_go_backwards() -> None:
 class SlowEngine(MarkerEngine):
     """Is asked what it expects before a byte is fetched, and answers after the deadline."""
 
-    deadline = 0.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = LeapingClock()
 
     def expected_tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        while time.time() <= self.deadline:
-            time.sleep(0.001)
+        self.clock.leap(61.0)
         return super().expected_tensors()
 
 
 def test_what_is_staged_after_the_deadline_is_given_back() -> None:
-    fleet, engine = make_fleet(arenas=2), SlowEngine()
+    engine = SlowEngine()
+    fleet = make_fleet(arenas=2, clock=engine.clock)
     manifest = fleet.publish(0)
-    command = fleet.stage_command(manifest, late_by=-0.2)
-    engine.deadline = command.deadline_wall
+    command = fleet.stage_command(manifest, late_by=-60.0)
     with pytest.raises(LateCommand, match="after its deadline"):
         fleet.transaction.stage(command, engine)
     assert [arena.holders for arena in fleet.exchange.arenas.values()] == [[], []]
